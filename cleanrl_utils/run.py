@@ -1,0 +1,209 @@
+"""What a run leaves behind: its folder, logs, checkpoints and evaluation. Every algorithm file uses these functions.
+
+A run folder holds TensorBoard events, `args.json`, a copy of the algorithm file, `checkpoint.pt`, the model and videos.
+"""
+
+import errno
+import importlib.util
+import io
+import json
+import os
+import random
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+from torch.utils.tensorboard import SummaryWriter
+
+from cleanrl_utils.evaluate import SEED_OFFSET, evaluate
+from cleanrl_utils.snapshot import restore_snapshot, take_snapshot
+
+# What a resumed run may not change: its checkpoint would no longer fit, or the flag would have no effect.
+FIXED_ON_RESUME = ("env_id", "exp_name", "seed", "num_envs")
+DISK_ERRORS = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+
+
+def start(run_dir: str, args: Any, script: str, global_step: int) -> SummaryWriter:
+    """Make the run folder, start logging (from `global_step` on, when resuming) and explain crashes from now on."""
+    if args.upload_model and not importlib.util.find_spec("cleanrl_utils.huggingface"):
+        sys.exit("--upload-model: this version of cleanrl_utils cannot upload yet; use --save-model and upload by hand")
+    if not args.resume and os.path.exists(f"{run_dir}/args.json"):
+        sys.exit(f"{run_dir} is taken by a run started in the same second; start again")
+    try:
+        os.makedirs(run_dir, exist_ok=True)
+        if not os.path.exists(f"{run_dir}/{Path(script).name}"):
+            shutil.copy(script, run_dir)
+        Path(run_dir, "args.json").write_text(json.dumps(vars(args), indent=2))
+    except OSError as error:
+        sys.exit(f"cannot write the run folder {run_dir}: {error.strerror}")
+    sys.excepthook = explain_crash(run_dir, script)
+    threading.excepthook = lambda _: None  # TensorBoard's writer thread: its exception is raised again in the main one
+    if args.track:
+        start_wandb(run_dir, args)
+    # After a kill there may be events beyond the checkpoint: TensorBoard discards those from `purge_step` on
+    writer = SummaryWriter(run_dir, purge_step=global_step + 1 if global_step else None, max_queue=1000)
+    rows = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
+    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", global_step)
+    return writer
+
+
+def start_wandb(run_dir: str, args: Any) -> None:
+    """Mirror TensorBoard to Weights & Biases; the folder's name is the run's id, so that resuming finds it again."""
+    import wandb
+
+    name = Path(run_dir).name
+    try:
+        wandb.init(
+            project=args.wandb_project_name,
+            entity=args.wandb_entity,
+            id=name,
+            name=name,
+            resume="allow",
+            config=vars(args),
+            sync_tensorboard=True,
+            monitor_gym=args.capture_video,
+            save_code=True,
+        )
+    except wandb.Error as error:
+        sys.exit(f"--track: {error} Log in with `wandb login`, or set WANDB_MODE=offline.")
+
+
+def resume_command(run_dir: str, script: str) -> str:
+    return f"python {os.path.relpath(script)} --resume {run_dir}"
+
+
+def explain_crash(run_dir: str, script: str) -> Callable:
+    """An exception hook: no traceback for Ctrl+C, a full disk or a diverged run, and always how to go on."""
+
+    def hook(kind: type, error: BaseException, traceback: Any) -> None:
+        full_disk = isinstance(error, OSError) and error.errno in DISK_ERRORS
+        if not full_disk and not issubclass(kind, KeyboardInterrupt | FloatingPointError):
+            sys.__excepthook__(kind, error, traceback)
+        reason = "interrupted" if kind is KeyboardInterrupt else f"{error}"
+        checkpoint = Path(run_dir, "checkpoint.pt")
+        if checkpoint.exists():
+            step = torch.load(checkpoint, weights_only=False)["global_step"]
+            advice = f"the last checkpoint is of step {step}: {resume_command(run_dir, script)}"
+        else:
+            advice = "there was no checkpoint yet"
+        print(f"\nstopped: {reason}; {advice}", file=sys.stderr)
+
+    return hook
+
+
+def checkpoint_due(args: Any, global_step: int, steps: int) -> bool:
+    """Whether the last `steps` steps crossed a multiple of the checkpoint frequency, or ended the run."""
+    frequency = args.checkpoint_frequency
+    return frequency > 0 and (global_step % frequency < steps or global_step + steps > args.total_timesteps)
+
+
+def save_checkpoint(
+    run_dir: str, args: Any, script: str, envs: Any, writer: SummaryWriter, state: dict, **stateful: Any
+) -> None:
+    """Write all that resuming needs aside, then rename it into place: a kill at any moment leaves the last good one."""
+    writer.flush()  # the curve up to here is on disk before the checkpoint that continues it
+    checkpoint = {
+        "script": Path(script).name,
+        "args": vars(args) | {"resume": None},
+        "envs": take_snapshot(envs),
+        "random": random.getstate(),
+        "numpy_random": np.random.get_state(),
+        "torch_random": torch.get_rng_state(),
+        "cuda_random": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        **state,
+        **{name: x.state_dict() for name, x in stateful.items()},
+    }
+    buffer = io.BytesIO()
+    torch.save(checkpoint, buffer)
+    path = Path(run_dir, "checkpoint.pt")
+    aside = path.with_suffix(".tmp")
+    try:
+        with open(aside, "wb") as file:
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def load_checkpoint(run_dir: str, script: str, args_class: type) -> tuple[Any, dict]:
+    """The arguments and the last checkpoint of a run of `script`; flags on the command line win over saved ones.
+
+    Like any pickle, a checkpoint can execute code when it is loaded: resume only runs you trust.
+    """
+    path, name = Path(run_dir, "checkpoint.pt"), Path(script).name
+    if not Path(run_dir, "args.json").exists():
+        sys.exit(f"--resume {run_dir}: not a run folder")
+    if not path.exists():
+        sys.exit(f"--resume {run_dir}: the run has no checkpoint yet; start it again")
+    try:
+        checkpoint = torch.load(path, weights_only=False, map_location="cpu")
+    except Exception as error:  # a damaged file raises whatever its damage leads to
+        sys.exit(f"--resume {run_dir}: cannot read checkpoint.pt: {error}")
+    if checkpoint["script"] != name:
+        sys.exit(f"--resume {run_dir}: a run of {checkpoint['script']}, not of {name}; resume it with that script")
+    saved = args_class(**checkpoint["args"])
+    args = tyro.cli(args_class, default=saved)
+    for flag in FIXED_ON_RESUME:
+        if getattr(args, flag) != getattr(saved, flag):
+            option = flag.replace("_", "-")
+            sys.exit(
+                f"--resume {run_dir}: --{option} is {getattr(saved, flag)} there and cannot change; start a new run"
+            )
+    return args, checkpoint
+
+
+def restore(checkpoint: dict, envs: Any, **stateful: Any) -> tuple:
+    """Put everything back as it was at the checkpoint; returns global_step, next_obs and recent_returns."""
+    for name, x in stateful.items():
+        x.load_state_dict(checkpoint[name])
+    global_step, next_obs = checkpoint["global_step"], checkpoint["next_obs"]
+    if checkpoint["envs"] is not None:
+        restore_snapshot(envs, checkpoint["envs"])
+    else:
+        print("these environments cannot be saved: their episodes start again", file=sys.stderr)
+        next_obs, _ = envs.reset(seed=checkpoint["args"]["seed"] + global_step)
+    random.setstate(checkpoint["random"])
+    np.random.set_state(checkpoint["numpy_random"])
+    torch.set_rng_state(checkpoint["torch_random"])
+    if torch.cuda.is_available() and checkpoint["cuda_random"]:
+        torch.cuda.set_rng_state_all(checkpoint["cuda_random"])
+    return global_step, next_obs, checkpoint["recent_returns"]
+
+
+def finish(
+    run_dir: str, args: Any, writer: SummaryWriter, make_envs: Callable, load_policy: Callable, recent_returns: list
+) -> None:
+    """Evaluate the saved model, upload it where asked, and say where everything is."""
+    lines = {"run": run_dir}
+    if recent_returns:
+        lines["training"] = f"mean return {np.mean(recent_returns):.2f} over the last {len(recent_returns)} episodes"
+    if args.save_model:
+        lines["model"] = f"{run_dir}/{args.exp_name}.safetensors"
+        result = evaluate(
+            lines["model"],
+            args.env_id,
+            make_envs,
+            load_policy,
+            seed=args.seed + SEED_OFFSET,
+            video_dir=f"{run_dir}/evaluation" if args.capture_video else None,
+        )
+        for episode, episodic_return in enumerate(result.returns):
+            writer.add_scalar("eval/episodic_return", episodic_return, episode)
+        lines["evaluation"] = str(result)
+        lines["again"] = f"python -m cleanrl_utils.evaluate {run_dir} --episodes 100"
+    if args.upload_model:
+        from cleanrl_utils.huggingface import push_to_hub
+
+        lines["hub"] = push_to_hub(run_dir, args)
+    if args.capture_video:
+        lines["video"] = f"{run_dir}/evaluation/videos" if args.save_model else f"{run_dir}/videos"
+    lines["curves"] = f"tensorboard --logdir {Path(run_dir).parent}"
+    print("\n" + "\n".join(f"{name + ':':<11} {line}" for name, line in lines.items()))
