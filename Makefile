@@ -8,7 +8,7 @@ TEST_PACKAGES ?=
 # torch.compile (`--compile`) needs a C++ compiler and Python's headers, which Debian packs apart.
 HEADERS = import os, sys, sysconfig; found = os.path.exists(sysconfig.get_path("include") + "/Python.h"); \
   print("" if found else "python%d.%d-dev" % sys.version_info[:2])
-SYSTEM_PACKAGES ?= g++ $(shell "$(PYTHON)" -c '$(HEADERS)') $(TEST_PACKAGES)
+SYSTEM_PACKAGES ?= g++ $(shell "$(PYTHON)" -c '$(HEADERS)' 2>/dev/null) $(TEST_PACKAGES)
 PYTEST_FLAGS ?= -n 2
 
 BIN = $(VENV)/bin
@@ -23,7 +23,7 @@ help: ## list the targets
 train: $(VENV)/.installed ## install if needed, then train PPO on CartPole-v1, evaluate it and film it
 	$(BIN)/python cleanrl/ppo.py --save-model --capture-video
 
-test: system $(VENV)/.installed-test ## install what is missing, then run the tests (PYTEST_FLAGS="-m slow": the slow ones)
+test: system $(VENV)/.installed-test ## install what is missing, run the tests (PYTEST_FLAGS="-m slow": the slow ones)
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 lint: $(VENV)/.installed-test ## style, spelling, and whether the algorithm files are still alike
@@ -38,28 +38,28 @@ format: $(VENV)/.installed-test ## rewrite the files in the project's style
 
 install: $(VENV)/.installed ## only make the environment and install
 
-# The stamps are older than pyproject.toml when the dependencies have changed. `uv sync` leaves an environment without pip.
+# A stamp older than pyproject.toml: the dependencies may have changed. An environment made by uv has no pip.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	@$(BIN)/python -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip -q
+	@$(BIN)/python -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip
 	$(BIN)/python -m pip install --disable-pip-version-check -e .
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
-	@$(BIN)/python -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip -q
+	@$(BIN)/python -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip
 	$(BIN)/python -m pip install --disable-pip-version-check -e ".[$(TEST_EXTRAS)]"
 	@touch $(VENV)/.installed $@
 
 # Debian and Ubuntu ship Python without ensurepip, which `venv` needs.
 $(BIN)/python:
 	@command -v "$(PYTHON)" >/dev/null || \
-	  { echo "error: no $(PYTHON) here; pass a Python 3.11 or newer: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
+	  { echo "error: no $(PYTHON) here; pass a Python 3.11 or newer: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "error: $(PYTHON) is $$("$(PYTHON)" -V 2>&1), CleanRL needs 3.11 or newer: make PYTHON=python3.11 ..." >&2; exit 1; }
+	  { echo "error: $(PYTHON) is $$("$(PYTHON)" -V 2>&1), not 3.11 or newer; try make PYTHON=python3.11" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import ensurepip' 2>/dev/null || $(MAKE) --no-print-directory system \
 	  SYSTEM_PACKAGES="$$("$(PYTHON)" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
 	"$(PYTHON)" -m venv "$(VENV)"
 
-# Installs the Debian packages that are missing, if it may; otherwise says how. Elsewhere (macOS) there is nothing to do.
+# Installs the Debian packages that are missing, if it may; otherwise says how. On macOS there is nothing to do.
 system: ## install the system libraries the tests need (root on Debian or Ubuntu), or say which
 	@command -v apt-get >/dev/null || exit 0; missing=; \
 	for package in $(SYSTEM_PACKAGES); do \
@@ -67,7 +67,8 @@ system: ## install the system libraries the tests need (root on Debian or Ubuntu
 	done; \
 	test -n "$$missing" || exit 0; \
 	if test "$$(id -u)" = 0; then \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing && exit 0; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  apt-get update -qq && apt-get install -qq -y --no-install-recommends $$missing && exit 0; \
 	fi; \
 	echo "Missing system packages; please run: sudo apt-get install$$missing" >&2
 

@@ -104,13 +104,14 @@ class Args:
 
 def make_env(env_id, idx, capture_video, run_dir):
     def thunk():
-        env = gym.make(env_id, render_mode="rgb_array" if capture_video and idx == 0 else None)
+        video = {"render_mode": "rgb_array"} if capture_video and idx == 0 else {}
+        env = gym.make(env_id, **video)
         if not isinstance(env.action_space, gym.spaces.Discrete):
             raise ValueError(f"its actions are {env.action_space}; for Box actions there is ppo_continuous_action.py")
         if len(env.observation_space.shape or ()) != 1:  # integers, matrices and dictionaries become one vector
             env = gym.wrappers.FlattenObservation(env)
         env = gym.wrappers.RecordEpisodeStatistics(env)
-        if capture_video and idx == 0:
+        if video:
             env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
         return env
 
@@ -241,17 +242,16 @@ if __name__ == "__main__":
     run_dir = args.resume or f"runs/{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
     try:
         envs = make_envs(args.env_id, args.num_envs, args.capture_video, run_dir)
+        agent = Agent(envs).to(device)
+        optimizer = optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)  # detail 3: epsilon
     except (gym.error.Error, ImportError, ValueError, OSError) as error:
-        sys.exit(f"cannot train on {args.env_id}: {error}")
-    agent = Agent(envs).to(device)
-    optimizer = optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)  # detail 3: Adam's epsilon
+        sys.exit(f"cannot train on {args.env_id}: {error}".replace("gymnasium[", "cleanrl["))  # its extras, our pins
 
     def backward(mb_obs, mb_actions, *mb_targets):
         _, newlogprobs, entropy, newvalues = agent.get_action_and_value(mb_obs, mb_actions)
         loss, stats = ppo_loss(newlogprobs, entropy, newvalues, *mb_targets, args)
         loss.backward()
-        # detail 11: global gradient clipping
-        return stats | {"grad_norm": nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)}
+        return stats | {"grad_norm": nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)}  # detail 11
 
     if args.compile:
         torch._dynamo.config.trace_autograd_ops = True  # forward, backward and clipping become one graph

@@ -202,7 +202,7 @@ def finish(
     if args.upload_model:
         from cleanrl_utils.huggingface import push_to_hub
 
-        lines["hub"] = push_to_hub(run_dir, args)
+        lines["hub"] = push_to_hub(run_dir, args.hf_entity)
     if args.capture_video:
         lines["video"] = f"{run_dir}/evaluation/videos" if args.save_model else f"{run_dir}/videos"
     lines["curves"] = f"tensorboard --logdir {Path(run_dir).parent}"

@@ -6,10 +6,11 @@ attributes of every layer of wrappers are saved instead: counters, physics, rand
 
 import pickle
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 # Attributes that say how an environment is built or drawn, not where it is.
-STRUCTURE = {"env", "envs", "env_fns", "spec", "metadata"}
+STRUCTURE = {"env", "envs", "env_fns", "spec", "metadata", "_saved_kwargs"}
 RENDERING = {"screen", "clock", "surf", "font", "window", "window_surface", "renderer", "viewer", "recorded_frames"}
 
 
@@ -25,7 +26,8 @@ def take_snapshot(envs: Any) -> list[dict] | None:
     """The attributes of each layer, or None where something that matters cannot be saved."""
     snapshot = []
     for layer in layers(envs):
-        state = {name: x for name, x in vars(layer).items() if name not in STRUCTURE | RENDERING}
+        names = vars(layer).keys() - STRUCTURE - RENDERING
+        state = {name: vars(layer)[name] for name in names if not isinstance(vars(layer)[name], FunctionType)}
         try:
             pickle.dumps(state)
         except Exception:  # whatever a foreign object raises: it cannot be saved
