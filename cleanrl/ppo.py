@@ -170,7 +170,7 @@ def compute_gae(rewards, terminations, truncations, values, next_values, gamma, 
     deltas = rewards + gamma * next_values * ~terminations - values
     decays = gamma * gae_lambda * ~(terminations | truncations)
     advantages = [torch.zeros_like(values[0])]
-    for delta, decay in zip(deltas.flip(0), decays.flip(0), strict=True):
+    for delta, decay in zip(deltas.flip(0), decays.flip(0)):
         advantages.append(torch.addcmul(delta, decay, advantages[-1]))  # delta + decay * advantage of the next step
     advantages = torch.stack(advantages[1:]).flip(0)
     return advantages, advantages + values
@@ -183,8 +183,9 @@ def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, val
     if args.norm_adv:  # detail 7: normalization of advantages
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     # detail 8: clipped surrogate objective (Schulman et al. 2017, eq. 7)
-    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
+    policy_loss = -torch.min(
+        advantages * ratio, advantages * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    ).mean()
     # detail 9: value function loss clipping
     value_loss = (newvalues - returns) ** 2
     if args.clip_vloss:
@@ -194,12 +195,8 @@ def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, val
     # detail 10: overall loss and entropy bonus (Schulman et al. 2017, eq. 9)
     entropy = entropy.mean()
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
-    stats = {
-        "value_loss": value_loss,
-        "policy_loss": policy_loss,
-        "entropy": entropy,
-        "old_approx_kl": -logratio.mean(),
-    }
+    stats = {"value_loss": value_loss, "policy_loss": policy_loss, "entropy": entropy}
+    stats["old_approx_kl"] = -logratio.mean()
     stats["approx_kl"] = (ratio - 1 - logratio).mean()  # lower variance: http://joschu.net/blog/kl-approx.html
     stats["clipfrac"] = ((ratio - 1).abs() > args.clip_coef).float().mean()
     return loss, {name: x.detach() for name, x in stats.items()}
@@ -309,7 +306,7 @@ if __name__ == "__main__":
         stats = []
         for _epoch in range(args.update_epochs):  # detail 6: minibatch updates
             inds = torch.randperm(args.batch_size, device=device)
-            for minibatch in zip(*(x[inds].split(args.minibatch_size) for x in batch), strict=True):
+            for minibatch in zip(*(x[inds].split(args.minibatch_size) for x in batch)):
                 optimizer.zero_grad()
                 stats.append(backward(*minibatch))
                 optimizer.step()
