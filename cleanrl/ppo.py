@@ -138,10 +138,9 @@ def mlp(input_dim, output_dim, output_std):
 class Agent(nn.Module):
     def __init__(self, envs):
         super().__init__()
-        obs_dim = int(np.prod(envs.single_observation_space.shape))
         # detail 13: separate networks for policy and value
-        self.critic = mlp(obs_dim, 1, output_std=1.0)
-        self.actor = mlp(obs_dim, int(envs.single_action_space.n), output_std=0.01)
+        self.critic = mlp(envs.single_observation_space.shape[0], 1, output_std=1.0)
+        self.actor = mlp(envs.single_observation_space.shape[0], int(envs.single_action_space.n), output_std=0.01)
 
     def get_value(self, x):
         return self.critic(x).squeeze(-1)
@@ -183,9 +182,8 @@ def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, val
     if args.norm_adv:  # detail 7: normalization of advantages
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     # detail 8: clipped surrogate objective (Schulman et al. 2017, eq. 7)
-    policy_loss = -torch.min(
-        advantages * ratio, advantages * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    ).mean()
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
     # detail 9: value function loss clipping
     value_loss = (newvalues - returns) ** 2
     if args.clip_vloss:
