@@ -238,6 +238,7 @@ def test_fifty_kills_while_checkpointing_leave_a_good_checkpoint_each_time(runne
     assert_same_run(never_stopped, runner.folder / killed)
 
 
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux can fill the disk of another process")
 def test_full_disk_keeps_the_last_checkpoint_and_says_so_in_one_line(runner):
     process = runner.start(PPO, *SHORT, *CHECKPOINTS, "--total-timesteps", 10**6)
     checkpoint = runner.wait_for("runs/*/checkpoint.pt", process)

@@ -1,0 +1,78 @@
+"""The documentation says what is so: links lead somewhere, line links to the line they name, and commands run."""
+
+import re
+import shutil
+import socket
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SHORT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_lines_that_exist(page):
+    links = re.findall(r"\[([^\]]*)\]\(([^)#\s]*)(#L(\d+))?\)", page.read_text())
+    for text, target, _, line in links:
+        if target.startswith("http"):
+            continue
+        assert (page.parent / target).exists(), f"{page.name}: {target}"
+        if line:
+            code = (page.parent / target).read_text().splitlines()[int(line) - 1]
+            assert text.strip("`") in code, f"{page.name}: {target}#L{line} does not hold {text}"
+
+
+def commands(page: Path) -> list[str]:
+    """The commands of a page's bash blocks, without their comments."""
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
+    lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+def test_commands_of_the_readme_run_as_written(runner):
+    """Each in turn, trainings shortened by further flags; installs and make are what CI does to get here."""
+    shutil.copytree(ROOT / "cleanrl", runner.folder / "cleanrl")
+    readme = commands(ROOT / "README.md")
+    assert len(readme) > 15
+    for line in readme:
+        words = line.replace("WANDB_MODE=offline ", "").split()
+        runs = sorted(runner.folder.glob("runs/*/ppo.safetensors"))
+        words = [str(runs[-1].parent) if word == "RUN_DIR" else word for word in words]
+        if words[0] in ("make", "pip", "source", "python3"):
+            continue
+        if words[0] == "tensorboard":
+            check_tensorboard(runner, words[1:])
+        elif words[1] == "-i":
+            assert words[2:] == ["cleanrl/ppo.py"]  # tests/test_ppo_behaviour.py interrupts such a run
+        elif words[1] == "-m":
+            runner.run(*words[1:])
+        else:
+            assert words[:2] == ["python", "cleanrl/ppo.py"], f"nobody has tried: {line}"
+            short = [] if "--help" in words else SHORT
+            short = (
+                ["--total-timesteps", "2560"] if "--total-timesteps" in words else [] if "--resume" in words else short
+            )
+            runner.run(*words[1:], *short)
+
+
+def check_tensorboard(runner, flags):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = runner.start("-m", "tensorboard.main", *flags, "--port", port)
+    try:
+        for _ in range(300):
+            time.sleep(0.1)
+            try:
+                page = urllib.request.urlopen(f"http://127.0.0.1:{port}/data/plugin/scalars/tags", timeout=5).read()
+            except OSError:
+                continue
+            if b"episodic_return" in page:
+                return
+        raise TimeoutError("TensorBoard does not show the runs")
+    finally:
+        server.kill()
+        server.communicate()
