@@ -26,7 +26,6 @@ from cleanrl_utils.snapshot import restore_snapshot, take_snapshot
 
 # What a resumed run may not change: its checkpoint would no longer fit, or the flag would have no effect.
 FIXED_ON_RESUME = ("env_id", "exp_name", "seed", "num_envs")
-DISK_ERRORS = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 def start(run_dir: str, args: Any, script: str, global_step: int) -> SummaryWriter:
@@ -37,13 +36,16 @@ def start(run_dir: str, args: Any, script: str, global_step: int) -> SummaryWrit
         sys.exit(f"{run_dir} is taken by a run started in the same second; start again")
     try:
         os.makedirs(run_dir, exist_ok=True)
-        if not os.path.exists(f"{run_dir}/{Path(script).name}"):
-            shutil.copy(script, run_dir)
+        copy = Path(run_dir, Path(script).name)
+        if not copy.exists():
+            shutil.copy(script, copy)
+        elif copy.read_bytes() != Path(script).read_bytes():
+            print(f"{script} has changed since the run began; its copy in {run_dir} stays the old one", file=sys.stderr)
         Path(run_dir, "args.json").write_text(json.dumps(vars(args), indent=2))
     except OSError as error:
         sys.exit(f"cannot write the run folder {run_dir}: {error.strerror}")
     sys.excepthook = explain_crash(run_dir, script)
-    threading.excepthook = lambda _: None  # TensorBoard's writer thread: its exception is raised again in the main one
+    threading.excepthook = explain_thread_crash
     if args.track:
         start_wandb(run_dir, args)
     # After a kill there may be events beyond the checkpoint: TensorBoard discards those from `purge_step` on
@@ -67,29 +69,33 @@ def start_wandb(run_dir: str, args: Any) -> None:
             resume="allow",
             config=vars(args),
             sync_tensorboard=True,
-            monitor_gym=args.capture_video,
             save_code=True,
         )
     except wandb.Error as error:
-        sys.exit(f"--track: {error} Log in with `wandb login`, or set WANDB_MODE=offline.")
+        sys.exit(f"--track: {error} Without an account, set WANDB_MODE=offline.")
 
 
-def resume_command(run_dir: str, script: str) -> str:
-    return f"python {os.path.relpath(script)} --resume {run_dir}"
+def disk_is_full(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+
+
+def explain_thread_crash(crash: threading.ExceptHookArgs) -> None:
+    """Leave a full disk to the main thread, where TensorBoard's writer raises it again."""
+    if not disk_is_full(crash.exc_value):
+        threading.__excepthook__(crash)
 
 
 def explain_crash(run_dir: str, script: str) -> Callable:
     """An exception hook: no traceback for Ctrl+C, a full disk or a diverged run, and always how to go on."""
 
     def hook(kind: type, error: BaseException, traceback: Any) -> None:
-        full_disk = isinstance(error, OSError) and error.errno in DISK_ERRORS
-        if not full_disk and not issubclass(kind, KeyboardInterrupt | FloatingPointError):
+        if not disk_is_full(error) and not issubclass(kind, KeyboardInterrupt | FloatingPointError):
             sys.__excepthook__(kind, error, traceback)
         reason = "interrupted" if kind is KeyboardInterrupt else f"{error}"
         checkpoint = Path(run_dir, "checkpoint.pt")
         if checkpoint.exists():
             step = torch.load(checkpoint, weights_only=False)["global_step"]
-            advice = f"the last checkpoint is of step {step}: {resume_command(run_dir, script)}"
+            advice = f"the last checkpoint is of step {step}: python {os.path.relpath(script)} --resume {run_dir}"
         else:
             advice = "there was no checkpoint yet"
         print(f"\nstopped: {reason}; {advice}", file=sys.stderr)
@@ -205,5 +211,11 @@ def finish(
         lines["hub"] = push_to_hub(run_dir, args.hf_entity)
     if args.capture_video:
         lines["video"] = f"{run_dir}/evaluation/videos" if args.save_model else f"{run_dir}/videos"
+        if args.track:  # by hand: wandb's own monitor_gym breaks gymnasium's wrapper
+            import wandb
+
+            for video in sorted(Path(run_dir).glob("**/*.mp4")):
+                name = video.relative_to(run_dir).with_suffix("").as_posix()
+                wandb.log({name: wandb.Video(str(video), format="mp4")})
     lines["curves"] = f"tensorboard --logdir {Path(run_dir).parent}"
     print("\n" + "\n".join(f"{name + ':':<11} {line}" for name, line in lines.items()))

@@ -151,9 +151,24 @@ def test_compiled_update_learns_the_same_as_the_eager_one(runner):
         np.testing.assert_allclose(*zip(*((x, y) for (_, x), (_, y) in pairs), strict=True), rtol=1e-3, atol=1e-5)
 
 
-def test_tracking_works_offline(runner):
-    result = runner.run(PPO, *SHORT, "--track")
-    assert list(runner.folder.glob("wandb/offline-run-*-CartPole-v1__ppo__1__*")), result.stderr
+def test_tracking_works_offline_and_keeps_the_videos(runner):
+    runner.run(PPO, *SHORT, "--track", "--capture-video")
+    (tracked,) = runner.folder.glob("wandb/offline-run-*-CartPole-v1__ppo__1__*")
+    assert list(tracked.glob("files/media/videos/videos/*.mp4"))
+
+
+def test_tracking_without_an_account_says_what_to_do(runner):
+    result = runner.run("-c", NO_ACCOUNT, PPO, *SHORT, "--track", check=False)
+    assert result.returncode != 0 and "Traceback" not in result.stderr
+    assert "wandb login" in result.stderr and "WANDB_MODE=offline" in result.stderr
+
+
+NO_ACCOUNT = """
+import os, runpy, sys
+os.environ |= {"WANDB_MODE": "online", "WANDB_API_KEY": "", "HOME": os.getcwd(), "NETRC": os.getcwd() + "/netrc"}
+sys.argv[:] = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 # Resumable
@@ -189,6 +204,14 @@ def test_finished_run_can_be_extended(runner):
     runner.run(PPO, "--resume", run_dir, "--total-timesteps", 2560)
     steps = [step for step, _ in curves(run_dir)["losses/value_loss"]]
     assert steps == list(range(64, 2561, 64))
+
+
+def test_resuming_with_a_changed_file_says_so(runner):
+    script = Path(shutil.copy(PPO, runner.folder / "ppo.py"))
+    run_dir = runner.train(*SHORT, script=script)
+    script.write_text(script.read_text() + "\n# changed\n")
+    result = runner.run(script, "--resume", run_dir, "--total-timesteps", 2560)
+    assert "has changed since the run began" in result.stderr
 
 
 def test_environments_that_cannot_be_saved_start_again_and_the_run_says_so(runner):
