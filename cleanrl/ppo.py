@@ -265,7 +265,7 @@ if __name__ == "__main__":
     if args.resume:
         global_step, next_obs, recent_returns = run.restore(checkpoint, envs, agent=agent, optimizer=optimizer)
     writer = run.start(run_dir, args, __file__, global_step) if run else SummaryWriter(run_dir)
-    progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", unit_scale=True, disable=None)
+    progress = tqdm(total=args.num_iterations * args.batch_size, initial=global_step, unit="step", disable=None)
     for iteration in range(global_step // args.batch_size + 1, args.num_iterations + 1):
         start_time = time.perf_counter()
         if args.anneal_lr:  # detail 4: learning rate annealing
