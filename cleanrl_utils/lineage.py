@@ -6,7 +6,7 @@ python -m cleanrl_utils.lineage diff ppo_atari          # a child against its pa
 python -m cleanrl_utils.lineage diff ppo dqn --html     # any two files side by side, as one offline page
 python -m cleanrl_utils.lineage propagate ppo           # carry ppo.py's uncommitted change into all its descendants
 
-A new file gets a line `Parent: ppo.py` (a root: `Parent: none`) in its module docstring and an entry in BUDGETS.
+A new file gets an entry in FAMILY below and says the same in its module docstring: `Parent: ppo.py` (a root: `none`).
 Added and removed lines are counted without the module docstring, which necessarily differs, and without blank lines.
 
 Every file: a known parent, no cycle, within budget; lines at most 120 wide, blocks at most 5 deep; no import from this
@@ -34,24 +34,25 @@ from functools import cache, cached_property
 from html import escape
 from pathlib import Path
 
-# One entry per file. For a root: the most lines it may have. For a child: the most lines it may add to its parent.
-BUDGETS = {
-    "ppo.py": 340,
-    "ppo_atari.py": 30,
-    "ppo_atari_envpool.py": 40,
-    "ppo_atari_lstm.py": 55,
-    "ppo_atari_multigpu.py": 70,
-    "ppo_continuous_action.py": 35,
-    "rpo_continuous_action.py": 5,
-    "dqn.py": 300,
-    "dqn_atari.py": 35,
-    "c51.py": 45,
-    "c51_atari.py": 35,
-    "ddpg_continuous_action.py": 310,
-    "td3_continuous_action.py": 40,
-    "sac_continuous_action.py": 70,
-    "sac_atari.py": 90,
+# One entry per file: its parent, and the most lines it may add to it (a root: "none", and the most lines it may have).
+FAMILY = {
+    "ppo.py": ("none", 340),
+    "ppo_atari.py": ("ppo.py", 30),
+    "ppo_atari_envpool.py": ("ppo_atari.py", 40),
+    "ppo_atari_lstm.py": ("ppo_atari.py", 55),
+    "ppo_atari_multigpu.py": ("ppo_atari.py", 70),
+    "ppo_continuous_action.py": ("ppo.py", 35),
+    "rpo_continuous_action.py": ("ppo_continuous_action.py", 5),
+    "dqn.py": ("none", 300),
+    "dqn_atari.py": ("dqn.py", 35),
+    "c51.py": ("dqn.py", 45),
+    "c51_atari.py": ("c51.py", 35),
+    "ddpg_continuous_action.py": ("none", 310),
+    "td3_continuous_action.py": ("ddpg_continuous_action.py", 40),
+    "sac_continuous_action.py": ("td3_continuous_action.py", 70),
+    "sac_atari.py": ("sac_continuous_action.py", 90),
 }
+BUDGETS = {name: budget for name, (_, budget) in FAMILY.items()}
 MAX_WIDTH, MAX_DEPTH = 120, 5
 
 ARGS = re.compile(r"^class Args:\n(.*?)^    # Algorithm specific arguments$", re.MULTILINE | re.DOTALL)
@@ -191,12 +192,15 @@ def check_place(family: Family, source: Source) -> Problems:
         yield 1, "no parent: add a line `Parent: <file>.py` or `Parent: none` to the module docstring"
     elif not parent and source.parent != "none":
         yield 1, f"unknown parent: {source.parent} is not in cleanrl/"
+    elif name in FAMILY and source.parent != FAMILY[name][0]:
+        places = f"{source.parent} in its docstring, {FAMILY[name][0]} in FAMILY of cleanrl_utils/lineage.py"
+        yield 1, f"two parents: {places}"
     chain = ancestors(family, name)
     if name in chain and name == min(chain):
         yield 1, f"cycle of parents: {' -> '.join([name, *chain])}"
     added = count_changes(parent, source)[0] if parent else 0
     if budget is None:
-        yield 1, f'no budget: add `"{name}": <lines>` to BUDGETS in cleanrl_utils/lineage.py'
+        yield 1, f'no budget: add `"{name}": ("{source.parent}", <lines>)` to FAMILY in cleanrl_utils/lineage.py'
     elif parent and added > budget:
         yield 1, f"over budget: adds {added} lines to {parent.name}, {budget} are allowed"
     elif not parent and len(source.lines) > budget:

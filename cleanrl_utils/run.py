@@ -75,6 +75,12 @@ def start_wandb(run_dir: str, args: Any) -> None:
         sys.exit(f"--track: {error} Without an account, set WANDB_MODE=offline.")
 
 
+def tool(name: str) -> str:
+    """How to call a program of this environment from the shell: by its name only if the environment is active."""
+    path = Path(sys.executable).with_name(name)
+    return name if shutil.which(name) == str(path) or not path.exists() else os.path.relpath(path)
+
+
 def disk_is_full(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
@@ -95,7 +101,8 @@ def explain_crash(run_dir: str, script: str) -> Callable:
         checkpoint = Path(run_dir, "checkpoint.pt")
         if checkpoint.exists():
             step = torch.load(checkpoint, weights_only=False)["global_step"]
-            advice = f"the last checkpoint is of step {step}: python {os.path.relpath(script)} --resume {run_dir}"
+            command = f"{tool('python')} {os.path.relpath(script)} --resume {run_dir}"
+            advice = f"the last checkpoint is of step {step}: {command}"
         else:
             advice = "there was no checkpoint yet"
         print(f"\nstopped: {reason}; {advice}", file=sys.stderr)
@@ -204,7 +211,7 @@ def finish(
         for episode, episodic_return in enumerate(result.returns):
             writer.add_scalar("eval/episodic_return", episodic_return, episode)
         lines["evaluation"] = str(result)
-        lines["again"] = f"python -m cleanrl_utils.evaluate {run_dir} --episodes 100"
+        lines["again"] = f"{tool('python')} -m cleanrl_utils.evaluate {run_dir} --episodes 100"
     if args.upload_model:
         from cleanrl_utils.huggingface import push_to_hub
 
@@ -217,5 +224,5 @@ def finish(
             for video in sorted(Path(run_dir).glob("**/*.mp4")):
                 name = video.relative_to(run_dir).with_suffix("").as_posix()
                 wandb.log({name: wandb.Video(str(video), format="mp4")})
-    lines["curves"] = f"tensorboard --logdir {Path(run_dir).parent}"
+    lines["curves"] = f"{tool('tensorboard')} --logdir {Path(run_dir).parent}"
     print("\n" + "\n".join(f"{name + ':':<11} {line}" for name, line in lines.items()))

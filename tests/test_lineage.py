@@ -178,7 +178,13 @@ def test_check_reports_a_cycle_once(root, run):
 
 def test_check_reports_a_file_that_is_its_own_parent(root, run):
     write(root, dqn=DQN.replace("none", "dqn.py"))
-    assert problems(run) == ["cleanrl/dqn.py:1: cycle of parents: dqn.py -> dqn.py"]
+    assert "cleanrl/dqn.py:1: cycle of parents: dqn.py -> dqn.py" in problems(run)
+
+
+def test_check_wants_the_docstring_to_name_the_parent_of_the_table(root, run, monkeypatch):
+    monkeypatch.setitem(lineage.FAMILY, "ppo_atari.py", ("dqn.py", 30))
+    places = "ppo.py in its docstring, dqn.py in FAMILY of cleanrl_utils/lineage.py"
+    assert f"cleanrl/ppo_atari.py:1: two parents: {places}" in problems(run)
 
 
 def test_check_allows_exactly_the_budget_of_a_child(root, run, monkeypatch):
@@ -198,7 +204,7 @@ def test_check_allows_exactly_the_length_of_a_root(root, run, monkeypatch):
 def test_check_says_where_to_enter_a_new_file(root, run):
     write(root, novel=DQN)
     assert problems(run) == [
-        'cleanrl/novel.py:1: no budget: add `"novel.py": <lines>` to BUDGETS in cleanrl_utils/lineage.py'
+        'cleanrl/novel.py:1: no budget: add `"novel.py": ("none", <lines>)` to FAMILY in cleanrl_utils/lineage.py'
     ]
 
 
