@@ -1,6 +1,7 @@
 """Helpers of the tests: run an algorithm file as a user does, and read what it leaves behind."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +17,11 @@ PPO = ROOT / "cleanrl" / "ppo.py"
 SHORT = ["--no-cuda", "--num-envs", "2", "--num-steps", "32", "--num-minibatches", "2", "--total-timesteps", "1280"]
 
 
+def heed_interrupts() -> None:
+    """Ctrl+C works in a test's program even if the tests themselves run in the background, where it is ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Runner:
     """Runs Python programs in a folder of their own."""
 
@@ -26,8 +32,9 @@ class Runner:
         environment = os.environ | {"WANDB_MODE": "offline", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         if modules:  # found before anything that is installed
             environment["PYTHONPATH"] = str(modules)
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | kwargs
-        return subprocess.Popen([sys.executable, *map(str, command)], cwd=self.folder, env=environment, **pipes)
+        settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | kwargs
+        settings |= {"cwd": self.folder, "env": environment, "preexec_fn": heed_interrupts}
+        return subprocess.Popen([sys.executable, *map(str, command)], **settings)
 
     def run(self, *command, modules: Path | None = None, check: bool = True) -> subprocess.CompletedProcess:
         process = self.start(*command, modules=modules)
