@@ -9,7 +9,9 @@ training, raw returns. The algorithm is the copy of its source in the run folder
 
 import importlib.util
 import json
+import os
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,12 @@ import gymnasium as gym
 import numpy as np
 import torch
 import tyro
+
+if sys.platform == "linux" and not os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}:
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame films without a screen, but complains about its absence
+
+# Resuming goes on counting where it stopped, and evaluating again is meant to replace the videos.
+warnings.filterwarnings("ignore", message=".*Overwriting existing videos")
 
 SEED_OFFSET = 1_000_000  # evaluation episodes start where training episodes did not
 
