@@ -1,17 +1,23 @@
 """Save and restore the exact state of environments, so that a resumed run equals one that never stopped.
 
 Pickling an environment is not enough: many pickle as their constructor's arguments and silently start again. Here the
-attributes of every layer of wrappers are saved instead: counters, physics, random generators and all.
+attributes of every layer of wrappers are saved instead: counters, physics, random generators and all. Simulators stay
+where they are, as renderers and views of their arrays point to them: only their contents are saved and put back.
 """
 
+import io
 import pickle
+import zlib
 from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
+import numpy as np
+
 # Attributes that say how an environment is built or drawn, not where it is.
 STRUCTURE = {"env", "envs", "env_fns", "spec", "metadata", "_saved_kwargs"}
 RENDERING = {"screen", "clock", "surf", "font", "window", "window_surface", "renderer", "viewer", "recorded_frames"}
+RENDERING |= {"mujoco_renderer"}
 
 
 def layers(envs: Any) -> Iterator[Any]:
@@ -22,21 +28,108 @@ def layers(envs: Any) -> Iterator[Any]:
             yield from layers(inner)
 
 
-def take_snapshot(envs: Any) -> list[dict] | None:
-    """The attributes of each layer, or None where something that matters cannot be saved."""
-    snapshot = []
-    for layer in layers(envs):
-        names = vars(layer).keys() - STRUCTURE - RENDERING
-        state = {name: vars(layer)[name] for name in names if not isinstance(vars(layer)[name], FunctionType)}
-        try:
-            pickle.dumps(state)
-        except Exception:  # whatever a foreign object raises: it cannot be saved
+def class_names(x: Any) -> set[str]:
+    return {f"{cls.__module__}.{cls.__name__}" for cls in type(x).__mro__}
+
+
+class Freezer(pickle.Pickler):
+    """A pickler that leaves simulators where they are: it writes their number, and lists them in `simulators`."""
+
+    SIMULATORS = {"mujoco._structs.MjModel", "mujoco._structs.MjData", "dm_control.mujoco.engine.Physics"}
+    # dm_control's composer compiles a new simulator for each episode: there is nothing to put its contents into.
+    REFUSED = {
+        "gymnasium.core.Env",
+        "gymnasium.vector.vector_env.VectorEnv",
+        "dm_control.composer.environment.Environment",
+    }
+
+    def __init__(self, file: io.BytesIO):
+        super().__init__(file)
+        self.simulators: list[Any] = []
+
+    def persistent_id(self, x: Any) -> int | None:
+        names = class_names(x)
+        if names & self.REFUSED:
+            raise pickle.PicklingError(f"{type(x)} inside an attribute may pickle as its constructor's arguments")
+        if not names & self.SIMULATORS:
             return None
-        snapshot.append(state)
-    return snapshot
+        for number, simulator in enumerate(self.simulators):
+            if simulator is x:
+                return number
+        self.simulators.append(x)
+        return len(self.simulators) - 1
 
 
-def restore_snapshot(envs: Any, snapshot: list[dict]) -> None:
+class Thawer(pickle.Unpickler):
+    """Reads what a Freezer wrote, with other simulators in the place of those it left out."""
+
+    def __init__(self, file: io.BytesIO, simulators: list[Any]):
+        super().__init__(file)
+        self.simulators = simulators
+
+    def persistent_load(self, number: int) -> Any:
+        return self.simulators[number]
+
+
+def freeze(envs: Any) -> tuple[bytes, list[Any]]:
+    """The attributes of all layers, pickled, and the simulators among them."""
+    states = []
+    for layer in layers(envs):
+        names = sorted(vars(layer).keys() - STRUCTURE - RENDERING)  # sorted: simulators are numbered in this order
+        states.append({name: vars(layer)[name] for name in names if not isinstance(vars(layer)[name], FunctionType)})
+    buffer = io.BytesIO()
+    freezer = Freezer(buffer)
+    freezer.dump(states)
+    return buffer.getvalue(), freezer.simulators
+
+
+def take_snapshot(envs: Any) -> tuple[bytes, list[bytes]] | None:
+    """The state of `envs`, or None where something that matters cannot be saved.
+
+    Compressed, as a model of dm_control holds 12 MB of textures.
+    """
+    try:
+        attributes, simulators = freeze(envs)
+        return attributes, [zlib.compress(pickle.dumps(contents(simulator)), 1) for simulator in simulators]
+    except Exception:  # whatever a foreign object raises: it cannot be saved
+        return None
+
+
+def restore_snapshot(envs: Any, snapshot: tuple[bytes, list[bytes]]) -> None:
     """Put `envs`, built as they were when the snapshot was taken, into its state."""
-    for layer, state in zip(layers(envs), snapshot, strict=True):
+    attributes, saved = snapshot
+    _, simulators = freeze(envs)
+    for simulator, content in zip(simulators, saved, strict=True):
+        put_back(contents(simulator), pickle.loads(zlib.decompress(content)))
+    states = Thawer(io.BytesIO(attributes), simulators).load()
+    for layer, state in zip(layers(envs), states, strict=True):
         vars(layer).update(state)
+
+
+def contents(simulator: Any) -> Any:
+    """What holds the state of a simulator: MuJoCo's own structures."""
+    return simulator.data.ptr if "dm_control.mujoco.engine.Physics" in class_names(simulator) else simulator
+
+
+def put_back(live: Any, saved: Any) -> None:
+    """Overwrite a MjModel or MjData in place.
+
+    All of it, not only what `mj_getState` holds: a step leaves derived positions that lag behind the state, setting the
+    state would derive others, and Humanoid's next reward reads them. Tasks may change the model, too: move a target.
+    """
+    import mujoco
+
+    if isinstance(live, mujoco.MjData):
+        mujoco.mj_copyData(live, live.model, saved)
+        live, saved = live.model, saved.model
+    copy_fields(live, saved, np.ndarray)  # its numbers are sizes: the same, as it is the same model
+    copy_fields(live.opt, saved.opt, np.ndarray | float | int)
+
+
+def copy_fields(live: Any, saved: Any, kind: Any) -> None:
+    for name in dir(saved):
+        value = None if name.startswith("_") else getattr(saved, name)
+        if isinstance(value, np.ndarray) and isinstance(value, kind):
+            getattr(live, name)[...] = value
+        elif isinstance(value, kind):
+            setattr(live, name, value)
