@@ -16,6 +16,7 @@ import os
 import platform
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -27,25 +28,14 @@ COLUMNS = ["algorithm", "env_id", "seed", "step", "seconds", "episodic_return", 
 COLUMNS += ["commit", "torch", "machine"]
 
 
-def read_run(run_dir: Path) -> list[dict]:
+def read_run(run_dir: Path, commit: str, torch: str, machine: str) -> list[dict]:
     """The rows of one run."""
-    import torch
-
     args = json.loads((run_dir / "args.json").read_text())
     events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
     iterations = events.Scalars("charts/learning_rate")
     episodes = events.Scalars("charts/episodic_return")
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
-    )
-    facts = {
-        "algorithm": args["exp_name"],
-        "env_id": args["env_id"],
-        "seed": args["seed"],
-        "commit": commit.stdout.strip(),
-        "torch": torch.__version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-    }
+    facts = {"algorithm": args["exp_name"], "env_id": args["env_id"], "seed": args["seed"]}
+    facts |= {"commit": commit, "torch": torch, "machine": machine}
     rows = []
     for stretch in np.array_split(np.arange(len(iterations)), POINTS):
         first = iterations[stretch[0] - 1].step if stretch[0] else 0
@@ -74,13 +64,32 @@ def read_results(result_file: Path) -> dict[tuple[str, str], dict[str, list[dict
     return runs
 
 
-def collect(result_file: Path, run_dirs: list[Path]) -> None:
-    """Write a result file from finished runs."""
+def head() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+
+
+def collect(
+    result_file: Path,
+    run_dirs: list[Path],
+    commit: str = head(),  # noqa: B008
+    torch: str = version("torch"),  # noqa: B008
+    machine: str = f"{platform.machine()}, {os.cpu_count()} cores",
+) -> None:
+    """Write a result file from finished runs.
+
+    Args:
+        result_file: the CSV file
+        run_dirs: the folders of the runs
+        commit: what was run
+        torch: the PyTorch it was run with
+        machine: where it was run
+    """
     with open(result_file, "w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for run_dir in sorted(run_dirs):
-            writer.writerows(read_run(run_dir))
+            writer.writerows(read_run(run_dir, commit, torch, machine))
 
 
 def table(result_file: Path) -> None:
@@ -110,7 +119,7 @@ def plot(result_file: Path, image: Path) -> None:
             curves.append([float(row["episodic_return"] or "nan") for row in rows])
             axis.plot(steps, curves[-1], color="#4477aa", alpha=0.35, linewidth=1)
         axis.plot(steps, np.nanmean(curves, 0), color="#4477aa", linewidth=2)
-        axis.set_title(f"{algorithm} on {env_id}", fontsize=10)
+        axis.set_title(f"{algorithm}\n{env_id}", fontsize=9)
         axis.set_xlabel("thousand steps")
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
