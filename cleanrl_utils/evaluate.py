@@ -25,6 +25,8 @@ import tyro
 
 if sys.platform == "linux" and not os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}:
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame films without a screen, but complains about its absence
+    if {"--capture-video", "--capture_video"} & set(sys.argv):  # only then: where EGL fails, so does importing MuJoCo
+        os.environ.setdefault("MUJOCO_GL", "egl")
 
 # Resuming goes on counting where it stopped, and evaluating again is meant to replace the videos.
 warnings.filterwarnings("ignore", message=".*Overwriting existing videos")
