@@ -41,11 +41,13 @@ install: $(VENV)/.installed ## only make the environment and install
 # A stamp older than pyproject.toml: the dependencies may have changed. An environment made by uv has no pip.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip
+	$(BIN)/python -m pip install --disable-pip-version-check -q 'pip>=23.3' # older ones do not know the extra dm_control
 	$(BIN)/python -m pip install --disable-pip-version-check -e .
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip
+	$(BIN)/python -m pip install --disable-pip-version-check -q 'pip>=23.3' # older ones do not know the extra dm_control
 	$(BIN)/python -m pip install --disable-pip-version-check -e ".[$(TEST_EXTRAS)]"
 	@touch $(VENV)/.installed $@
 
