@@ -238,8 +238,8 @@ if __name__ == "__main__":
         sys.exit(f"{args.num_envs} envs x {args.num_steps} steps do not split into {args.num_minibatches} minibatches")
     args.minibatch_size = args.batch_size // args.num_minibatches
     args.num_iterations = args.total_timesteps // args.batch_size
-    if args.num_iterations < 1:
-        sys.exit(f"--total-timesteps {args.total_timesteps} is less than one batch of {args.batch_size} steps")
+    if min(args.num_iterations, args.update_epochs) < 1:
+        sys.exit(f"--total-timesteps {args.total_timesteps}: at least {args.batch_size}; --update-epochs: at least 1")
 
     random.seed(args.seed)
     np.random.seed(args.seed)

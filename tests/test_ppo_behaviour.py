@@ -374,6 +374,7 @@ def assert_one_clear_line(result, *words):
         (["--num-minibatches", "0"], ["0 minibatches"]),
         (["--num-envs", "-1"], ["-1 envs"]),
         (["--total-timesteps", "511"], ["--total-timesteps 511", "512"]),
+        (["--update-epochs", "0"], ["--update-epochs: at least 1"]),
         (["--learning-rate", "-1"], ["learning rate"]),
         (["--resume", "nowhere"], ["nowhere", "not a run folder"]),
         (["--upload-model"], ["--upload-model"]),
