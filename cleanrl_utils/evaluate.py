@@ -109,7 +109,9 @@ def load_run(run_dir: str | Path) -> tuple[dict, ModuleType, Path]:
     model_path = run_dir / f"{args['exp_name']}.safetensors"
     if not model_path.exists():
         raise FileNotFoundError(f"{run_dir} has no model: train with --save-model, or resume it with that flag")
-    source = next(run_dir.glob("*.py"))
+    source = next(run_dir.glob("*.py"), None)
+    if source is None:
+        raise FileNotFoundError(f"{run_dir} has lost the copy of its algorithm file")
     spec = importlib.util.spec_from_file_location(source.stem, source)
     module = importlib.util.module_from_spec(spec)
     sys.modules[source.stem] = module  # dataclasses look themselves up there

@@ -115,7 +115,9 @@ def test_run_is_evaluated_with_the_source_it_was_trained_with(runner, run_dir):
     assert result.returncode != 0 and "size mismatch" in result.stderr  # i.e. the changed copy was used
 
 
-@pytest.mark.parametrize("missing, words", [("args.json", "not a run folder"), ("ppo.safetensors", "--save-model")])
+@pytest.mark.parametrize(
+    "missing, words", [("args.json", "not a run folder"), ("ppo.safetensors", "--save-model"), ("ppo.py", "lost")]
+)
 def test_folder_without_a_model_gets_one_clear_line(runner, run_dir, missing, words):
     incomplete = shutil.copytree(run_dir, runner.folder / "incomplete")
     (incomplete / missing).unlink()
