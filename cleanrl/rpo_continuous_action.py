@@ -36,6 +36,8 @@ class Args:
     """train on the GPU when there is one"""
     compile: bool = False
     """compile the update with `torch.compile`: faster after about half a minute of warm-up"""
+    cudagraphs: bool = True
+    """on the GPU, replay policy and update as CUDA graphs: the same numbers, several times as fast"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -195,20 +197,18 @@ def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, val
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     # detail 8: clipped surrogate objective (Schulman et al. 2017, eq. 7)
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
+    policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio)
     # detail 9: value function loss clipping
-    value_loss = (newvalues - returns) ** 2
+    value_loss = 0.5 * (newvalues - returns) ** 2
     if args.clip_vloss:
         clipped_values = values + (newvalues - values).clamp(-args.clip_coef, args.clip_coef)
-        value_loss = torch.max(value_loss, (clipped_values - returns) ** 2)
-    value_loss = 0.5 * value_loss.mean()
+        value_loss = torch.max(value_loss, 0.5 * (clipped_values - returns) ** 2)
+    stats = {"value_loss": value_loss, "policy_loss": policy_loss, "entropy": entropy, "old_approx_kl": -logratio}
+    stats["approx_kl"] = ratio - 1 - logratio  # lower variance: http://joschu.net/blog/kl-approx.html
+    stats["clipfrac"] = ((ratio - 1).abs() > args.clip_coef).float()
+    stats = {name: x.mean() for name, x in stats.items()}
     # detail 10: overall loss and entropy bonus (Schulman et al. 2017, eq. 9)
-    entropy = entropy.mean()
-    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
-    stats = {"value_loss": value_loss, "policy_loss": policy_loss, "entropy": entropy}
-    stats["old_approx_kl"] = -logratio.mean()
-    stats["approx_kl"] = (ratio - 1 - logratio).mean()  # lower variance: http://joschu.net/blog/kl-approx.html
-    stats["clipfrac"] = ((ratio - 1).abs() > args.clip_coef).float().mean()
+    loss = stats["policy_loss"] - args.ent_coef * stats["entropy"] + args.vf_coef * stats["value_loss"]
     return loss, {name: x.detach() for name, x in stats.items()}
 
 
@@ -216,11 +216,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
     """The trained policy as a function from observations to actions, NumPy to NumPy."""
     agent = Agent(envs).to(device)
     agent.load_state_dict(load_file(model_path, device=str(device)))
-
-    def policy(obs):
-        return agent.get_action(torch.as_tensor(obs, dtype=torch.float32, device=device), deterministic).cpu().numpy()
-
-    return policy
+    return lambda obs: agent.get_action(torch.as_tensor(obs, device=device).float(), deterministic).cpu().numpy()
 
 
 if __name__ == "__main__":
@@ -229,8 +225,8 @@ if __name__ == "__main__":
         from cleanrl_utils import run
     except ImportError:
         run = None
-        if args.resume or args.track or args.upload_model:
-            sys.exit("--resume, --track and --upload-model need cleanrl_utils: install it from the repository")
+        if args.resume or args.track or args.upload_model or args.compile:
+            sys.exit("--resume, --track, --upload-model, --compile need cleanrl_utils: install it from the repository")
     if args.resume:
         args, checkpoint = run.load_checkpoint(args.resume, __file__, Args)
     args.batch_size = args.num_envs * args.num_steps
@@ -253,9 +249,10 @@ if __name__ == "__main__":
     try:
         envs = make_envs(args.env_id, args.num_envs, args.capture_video, run_dir)
         agent = Agent(envs).to(device)
-        optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)  # detail 3: eps
-    except (gym.error.Error, ImportError, ValueError, OSError) as error:
-        sys.exit(f"cannot train on {args.env_id}: {error}".replace("gymnasium[", "cleanrl["))
+        lr = torch.tensor(args.learning_rate, device=device)  # a tensor: CUDA graphs read it anew at each replay
+        optimizer = torch.optim.Adam(agent.parameters(), lr, eps=1e-5, fused=True, capturable=lr.is_cuda)  # detail 3
+    except (gym.error.Error, AssertionError, ImportError, TypeError, ValueError, OSError) as error:
+        sys.exit(f"cannot train on {args.env_id}: {run.advice(args.env_id, error) if run else error}")
 
     def backward(mb_obs, mb_actions, *mb_targets):
         # mean + z with z ~ U(-alpha, alpha); a normal density depends on action - mean only, so the action gets -z
@@ -265,14 +262,19 @@ if __name__ == "__main__":
         loss.backward()
         return stats | {"grad_norm": nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)}  # detail 11
 
-    if args.compile:
-        torch._dynamo.config.trace_autograd_ops = True  # forward, backward and clipping become one graph
-        backward = torch.compile(backward, options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe})
+    def update(*minibatch):
+        optimizer.zero_grad()
+        stats = backward(*minibatch)
+        optimizer.step()
+        return stats
+
+    if run:  # by --compile and --cudagraphs: the same numbers, faster
+        agent.get_action, backward, update = run.accelerate(args, device, agent.get_action, backward, update)
 
     # Storage
     global_step, recent_returns = 0, deque(maxlen=100)
     next_obs, _ = envs.reset(seed=args.seed)
-    obs = np.zeros((args.num_steps, *next_obs.shape), dtype=np.float32)
+    obs = torch.zeros((args.num_steps, *next_obs.shape), device=device)
     actions = np.zeros((args.num_steps, *envs.action_space.shape), dtype=np.float32)
     rewards = np.zeros((args.num_steps, args.num_envs), dtype=np.float32)
     terminations, truncations = np.zeros((2, *rewards.shape), dtype=bool)
@@ -283,21 +285,20 @@ if __name__ == "__main__":
     progress = tqdm(total=args.num_iterations * args.batch_size, initial=global_step, unit="step", disable=None)
     for iteration in range(global_step // args.batch_size + 1, args.num_iterations + 1):
         start_time = time.perf_counter()
-        if args.anneal_lr:  # detail 4: learning rate annealing
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - (iteration - 1) / args.num_iterations)
+        lr.fill_(args.learning_rate * (1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1))  # detail 4
 
         # Rollout: only act; one forward pass after it gives the log-probabilities and values of all its steps
         final_obs = {}  # (step, idx) of a truncated episode: its final observation
         for step in range(args.num_steps):
-            obs[step] = next_obs  # a copy: the environments reuse their array
-            actions[step] = action = agent.get_action(torch.as_tensor(obs[step], device=device)).tolist()
+            obs[step] = torch.as_tensor(next_obs)  # a copy: the environments reuse their array
+            actions[step] = action = agent.get_action(obs[step]).tolist()
             next_obs, rewards[step], terminations[step], truncations[step], infos = envs.step(action)
             discounted[step] = args.gamma * envs.discounted + rewards[step]  # return so far, one per episode
             envs.discounted = discounted[step] * ~(terminations[step] | truncations[step])
             global_step += args.num_envs
-            if "final_info" in infos:
+            if "episode" in infos.get("final_info", ()):
                 for idx in np.flatnonzero(truncations[step]):
-                    final_obs[step, idx] = infos["final_obs"][idx]
+                    final_obs[step, idx] = infos["final_obs"][idx][None]  # a batch of one
                 episodes = infos["final_info"]["episode"]
                 for idx in np.flatnonzero(infos["final_info"]["_episode"]):
                     recent_returns.append(episodes["r"][idx])
@@ -306,41 +307,38 @@ if __name__ == "__main__":
                     writer.add_scalar("charts/episodic_length", episodes["l"][idx], episode_step)
 
         # Targets
-        rollout = (torch.as_tensor(x, device=device) for x in (obs, actions, rewards, terminations, truncations))
-        t_obs, t_actions, *t_outcomes = rollout
+        t_actions, *t_outcomes = (torch.as_tensor(x).to(device) for x in (actions, rewards, terminations, truncations))
         with torch.no_grad():
             merge_stats(agent.return_stats, torch.as_tensor(discounted, device=device), args.batch_size / global_step)
             t_outcomes[0] = (t_outcomes[0] / (agent.return_stats[1] + 1e-8).sqrt()).clamp(-10, 10)  # continuous 8, 9
-            _, logprobs, _, values = agent.get_action_and_value(t_obs, t_actions)
+            _, logprobs, _, values = agent.get_action_and_value(obs, t_actions)
             next_values = values.roll(-1, 0)
-            next_values[-1] = agent.get_value(torch.as_tensor(next_obs, dtype=torch.float32, device=device))
+            next_values[-1] = agent.get_value(torch.as_tensor(next_obs, device=device).float())
             for index, x in final_obs.items():  # a truncated episode is bootstrapped from where it was cut off
-                next_values[index] = agent.get_value(torch.as_tensor(x, dtype=torch.float32, device=device))
+                next_values[index] = agent.get_value(torch.as_tensor(x, device=device).float())
             advantages, returns = compute_gae(*t_outcomes, values, next_values, args.gamma, args.gae_lambda)
 
         # Update
-        batch = [x.flatten(0, 1) for x in (t_obs, t_actions, logprobs, advantages, returns, values)]
+        batch = [x.flatten(0, 1) for x in (obs, t_actions, logprobs, advantages, returns, values)]
         stats = []
         for _epoch in range(args.update_epochs):  # detail 6: minibatch updates
             inds = torch.randperm(args.batch_size, device=device)
             for minibatch in zip(*(x[inds].split(args.minibatch_size) for x in batch)):
-                optimizer.zero_grad()
-                stats.append(backward(*minibatch))
-                optimizer.step()
+                stats.append(update(*minibatch))
             if args.target_kl is not None and stats[-1]["approx_kl"] > args.target_kl:
                 break
         # Once per rollout, after its update: the policy that played is the one whose ratios start at 1; and it is fast
-        merge_stats(agent.obs_stats, t_obs, args.batch_size / global_step)
+        merge_stats(agent.obs_stats, obs, args.batch_size / global_step)
 
         # Log: means over the minibatches of this iteration
         stats = {name: torch.stack([x[name] for x in stats]).mean() for name in stats[0]}
-        for name, x in {"obs": t_obs, "rewards": t_outcomes[0], **stats}.items():
+        for name, x in {"obs": obs, "rewards": t_outcomes[0], **stats}.items():
             if not x.isfinite().all():
                 raise FloatingPointError(f"{name} is not finite at global_step={global_step}")
         stats["explained_variance"] = 1 - (returns - values).var() / returns.var()
         for name, x in stats.items():
             writer.add_scalar(f"losses/{name}", x, global_step)
-        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
+        writer.add_scalar("charts/learning_rate", lr, global_step)
         sps = args.batch_size / (time.perf_counter() - start_time)
         writer.add_scalar("charts/SPS", sps, global_step)
         recent_return = np.mean(recent_returns or [np.nan])

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import sys
 import threading
@@ -16,11 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 import tyro
 from torch.utils.tensorboard import SummaryWriter
 
+from cleanrl_utils.accelerate import accelerate  # noqa: F401 (the files call it as run.accelerate)
 from cleanrl_utils.evaluate import SEED_OFFSET, evaluate
 from cleanrl_utils.snapshot import restore_snapshot, take_snapshot
 
@@ -79,6 +82,28 @@ def tool(name: str) -> str:
     """How to call a program of this environment from the shell: by its name only if the environment is active."""
     path = Path(sys.executable).with_name(name)
     return name if shutil.which(name) == str(path) or not path.exists() else os.path.relpath(path)
+
+
+# The extra of this project that brings a module.
+EXTRAS = {"ale_py": "atari", "cv2": "atari", "stable_baselines3": "atari", "shimmy": "dm_control"} | {
+    name: name for name in ("envpool", "mujoco", "dm_control", "box2d")
+}
+
+
+def advice(env_id: str, error: Exception) -> str:
+    """Why an environment cannot be made, in a line that says what to do."""
+    missing = re.search(r"No module named '(\w+)|gymnasium\[([\w-]+)\]", str(error))
+    if missing:
+        module = missing[1] or missing[2]
+        return f'its extra is not installed: pip install "cleanrl[{EXTRAS.get(module, module)}]"'
+    if isinstance(error, gym.error.NameNotFound | gym.error.VersionNotFound) and re.fullmatch(r"\w+-v5", env_id):
+        game = env_id.removesuffix("-v5")
+        return f"an id of EnvPool, for ppo_atari_envpool.py; in gymnasium the game is {game}NoFrameskip-v4"
+    if isinstance(error, gym.error.NameNotFound) and re.fullmatch(r"ALE/.*|.*NoFrameskip-v4", env_id):
+        return "no such Atari game" if "ale_py" in sys.modules else "an Atari game, for ppo_atari.py"
+    if "'obs_type'" in str(error):
+        return "no Atari game; those have ids like BreakoutNoFrameskip-v4, or ALE/Breakout-v5 with sticky actions"
+    return " ".join(str(error).split())
 
 
 def disk_is_full(error: BaseException | None) -> bool:
@@ -176,7 +201,10 @@ def load_checkpoint(run_dir: str, script: str, args_class: type) -> tuple[Any, d
 def restore(checkpoint: dict, envs: Any, **stateful: Any) -> tuple:
     """Put everything back as it was at the checkpoint; returns global_step, next_obs and recent_returns."""
     for name, x in stateful.items():
+        rates = [group["lr"] for group in getattr(x, "param_groups", [])]  # tensors that the script sets: they stay
         x.load_state_dict(checkpoint[name])
+        for group, rate in zip(getattr(x, "param_groups", []), rates, strict=True):
+            group["lr"] = rate
     global_step, next_obs = checkpoint["global_step"], checkpoint["next_obs"]
     if checkpoint["envs"] is not None:
         restore_snapshot(envs, checkpoint["envs"])

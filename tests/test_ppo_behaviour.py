@@ -43,7 +43,7 @@ def test_flags_and_defaults_are_those_of_the_published_file():
 
 
 def test_every_flag_is_used():
-    source = PPO.read_text() + (ROOT / "cleanrl_utils" / "run.py").read_text()
+    source = "".join(path.read_text() for path in (PPO, *(ROOT / "cleanrl_utils").glob("*.py")))
     for field in dataclasses.fields(Args):
         assert f"args.{field.name}" in source, field.name
 

@@ -1,0 +1,53 @@
+"""Run the policy and the update faster, with the same numbers: `--compile` and, on the GPU, `--cudagraphs`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+WARMUP = 3  # calls before the capture: libraries tune themselves and optimizers allocate their state in these
+
+
+def accelerate(args: Any, device: torch.device, act: Callable, backward: Callable, update: Callable) -> tuple:
+    """The same three functions; `update` is the one that calls `backward`."""
+    if args.compile:
+        torch._dynamo.config.trace_autograd_ops = True  # forward, backward and clipping become one graph
+        backward = torch.compile(backward, options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe})
+    if args.cudagraphs and device.type == "cuda":
+        act, update = graphed(act), graphed(update)
+    return act, backward, update
+
+
+def graphed(function: Callable) -> Callable:
+    """`function` as it is for its first calls, a CUDA graph of it from then on; one for each shape of its inputs.
+
+    A graph launches the same kernels on the same memory at once instead of one by one.
+    Inputs are tensors on the GPU, outputs tensors or a structure of them. Nothing in it may depend on their values on
+    the host: no `.item()`, no `if` on a tensor. Random numbers continue as without the graph.
+    """
+    calls: dict[tuple, int] = {}
+    graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, tuple, Any]] = {}
+    warmup = torch.cuda.Stream()
+
+    def replay(*inputs: torch.Tensor) -> Any:
+        shapes = tuple(x.shape for x in inputs)
+        calls[shapes] = calls.get(shapes, 0) + 1
+        if calls[shapes] <= WARMUP:  # not on the default stream, which a graph may not wait for
+            warmup.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(warmup):
+                outputs = function(*inputs)
+            torch.cuda.current_stream().wait_stream(warmup)
+            return outputs
+        if shapes not in graphs:
+            graph, static_inputs = torch.cuda.CUDAGraph(), tuple(x.clone() for x in inputs)
+            with torch.cuda.graph(graph):
+                static_outputs = function(*static_inputs)
+            graphs[shapes] = graph, static_inputs, static_outputs
+        graph, static_inputs, static_outputs = graphs[shapes]
+        for static, x in zip(static_inputs, inputs, strict=True):
+            static.copy_(x)
+        graph.replay()
+        return tree_map(torch.clone, static_outputs)  # the next call overwrites its own
+
+    return replay
