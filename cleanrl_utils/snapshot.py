@@ -6,6 +6,7 @@ where they are, as renderers and views of their arrays point to them: only their
 """
 
 import io
+import math
 import pickle
 import zlib
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ class Freezer(pickle.Pickler):
     """A pickler that leaves simulators where they are: it writes their number, and lists them in `simulators`."""
 
     SIMULATORS = {"mujoco._structs.MjModel", "mujoco._structs.MjData", "dm_control.mujoco.engine.Physics"}
+    SIMULATORS |= {"ale_py._ale_py.ALEInterface"}
     # dm_control's composer compiles a new simulator for each episode: there is nothing to put its contents into.
     REFUSED = {
         "gymnasium.core.Env",
@@ -75,6 +77,7 @@ def freeze(envs: Any) -> tuple[bytes, list[Any]]:
     """The attributes of all layers, pickled, and the simulators among them."""
     states = []
     for layer in layers(envs):
+        layer.__reduce_ex__(2)  # raises where the class keeps its state in C++, out of reach: EnvPool
         names = sorted(vars(layer).keys() - STRUCTURE - RENDERING)  # sorted: simulators are numbered in this order
         states.append({name: vars(layer)[name] for name in names if not isinstance(vars(layer)[name], FunctionType)})
     buffer = io.BytesIO()
@@ -100,18 +103,28 @@ def restore_snapshot(envs: Any, snapshot: tuple[bytes, list[bytes]]) -> None:
     attributes, saved = snapshot
     _, simulators = freeze(envs)
     for simulator, content in zip(simulators, saved, strict=True):
-        put_back(contents(simulator), pickle.loads(zlib.decompress(content)))
+        put_back(simulator, pickle.loads(zlib.decompress(content)))
     states = Thawer(io.BytesIO(attributes), simulators).load()
     for layer, state in zip(layers(envs), states, strict=True):
         vars(layer).update(state)
 
 
 def contents(simulator: Any) -> Any:
-    """What holds the state of a simulator: MuJoCo's own structures."""
-    return simulator.data.ptr if "dm_control.mujoco.engine.Physics" in class_names(simulator) else simulator
+    """What holds the state of a simulator: MuJoCo's own structures, or what can be got out of an Atari emulator."""
+    names = class_names(simulator)
+    if "ale_py._ale_py.ALEInterface" in names:
+        return atari_contents(simulator)
+    return simulator.data.ptr if "dm_control.mujoco.engine.Physics" in names else simulator
 
 
-def put_back(live: Any, saved: Any) -> None:
+def put_back(simulator: Any, saved: Any) -> None:
+    if "ale_py._ale_py.ALEInterface" in class_names(simulator):
+        put_back_atari(simulator, *saved)
+    else:
+        put_back_mujoco(contents(simulator), saved)
+
+
+def put_back_mujoco(live: Any, saved: Any) -> None:
     """Overwrite a MjModel or MjData in place.
 
     All of it, not only what `mj_getState` holds: a step leaves derived positions that lag behind the state, setting the
@@ -133,3 +146,50 @@ def copy_fields(live: Any, saved: Any, kind: Any) -> None:
             getattr(live, name)[...] = value
         elif isinstance(value, kind):
             setattr(live, name, value)
+
+
+def atari_contents(ale: Any) -> tuple[Any, Any]:
+    """The state of an Atari emulator with its random generators, and the action that it may repeat next.
+
+    With sticky actions that is the last one which had an effect. ALE neither saves nor tells it: it is found by trying
+    which one leads to the same future. If several do, none of the coming repetitions depends on the choice.
+    """
+    state, actions = ale.cloneState(include_rng=True), ale.getLegalActionSet()
+    if atari_frames(ale) == 0:
+        return state, actions[0]
+    future = atari_future(ale, actions[0])
+    for action in actions:
+        put_back_atari(ale, state, action)
+        if atari_future(ale, actions[0]) == future:
+            put_back_atari(ale, state, action)
+            return state, action
+    raise ValueError("the emulator repeats an action that it cannot be made to take")
+
+
+def atari_frames(ale: Any) -> int:
+    """So many that an action is repeated for all of them with a probability of e^-40, i.e. never."""
+    probability = ale.getFloat("repeat_action_probability")
+    return math.ceil(-40 / math.log(probability)) if probability else 0
+
+
+def atari_future(ale: Any, action: Any) -> list[bytes]:
+    """The states that follow, long enough to see all of the coming repetitions of the last action."""
+    states = []
+    for _ in range(atari_frames(ale)):
+        ale.act(action)
+        states.append(ale.cloneState(include_rng=False).serialize())
+    return states
+
+
+def put_back_atari(ale: Any, state: Any, action: Any) -> None:
+    """Make `action` the last one, and restore the state.
+
+    After one frame of the game once more: ALE leaves out what its video chip is about to draw, and whether it has drawn
+    the frame to its end. In a new emulator Qbert would go on otherwise.
+    """
+    ale.restoreState(state)
+    for _ in range(atari_frames(ale)):
+        ale.act(action)
+    ale.restoreState(state)
+    ale.act(action)
+    ale.restoreState(state)
