@@ -270,7 +270,7 @@ if __name__ == "__main__":
     global_step, recent_returns = 0, deque(maxlen=100)
     next_obs, _ = envs.reset(seed=args.seed)
     obs = torch.zeros((args.num_steps, *next_obs.shape), dtype=torch.uint8, device=device)
-    actions = np.zeros((args.num_steps, *envs.action_space.shape), dtype=np.int64)
+    actions = np.zeros((args.num_steps, args.num_envs), dtype=np.int64)
     rewards = np.zeros((args.num_steps, args.num_envs), dtype=np.float32)
     terminations, truncations = np.zeros((2, *rewards.shape), dtype=bool)
     if args.resume:

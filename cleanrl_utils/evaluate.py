@@ -10,13 +10,14 @@ training, raw returns. The algorithm is the copy of its source in the run folder
 import importlib.util
 import json
 import os
+import random
 import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
@@ -64,6 +65,30 @@ class Evaluation:
         )
 
 
+class EnvPoolGames:
+    """EnvPool's environments with the infos of gymnasium's: raw returns and lengths of whole games, not of lives."""
+
+    def __init__(self, pool: Any):
+        self.pool = pool
+        self.single_observation_space, self.single_action_space = pool.observation_space, pool.action_space
+
+    def reset(self, seed: int | None = None) -> tuple:
+        """EnvPool takes its seed when it is made."""
+        self.returns = np.zeros(self.pool.num_envs)
+        return self.pool.reset()
+
+    def step(self, actions: np.ndarray) -> tuple:
+        *outcome, infos = self.pool.step(actions)
+        self.returns = self.returns + infos["reward"]
+        episode = {"r": self.returns, "l": infos["elapsed_step"]}
+        over = infos["terminated"].astype(bool) | outcome[3]
+        self.returns = self.returns * ~over
+        return *outcome, {"final_info": {"episode": episode, "_episode": over}}
+
+    def close(self) -> None:
+        self.pool.close()
+
+
 def evaluate(
     model_path: str | Path,
     env_id: str,
@@ -81,8 +106,12 @@ def evaluate(
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     shares = [len(share) for share in np.array_split(range(episodes), min(episodes, 10))]
+    random_state, generator_state = random.getstate(), torch.get_rng_state()
+    random.seed(seed)  # EnvPool's seed is drawn when it is made
     envs = make_envs(env_id, len(shares), video_dir is not None, str(video_dir))
-    generator_state = torch.get_rng_state()
+    random.setstate(random_state)
+    if hasattr(envs, "recv"):
+        envs = EnvPoolGames(envs)
     torch.manual_seed(seed)
     policy = load_policy(model_path, envs, device, deterministic)
     results = [[] for _ in shares]

@@ -210,7 +210,10 @@ def restore(checkpoint: dict, envs: Any, **stateful: Any) -> tuple:
         restore_snapshot(envs, checkpoint["envs"])
     else:
         print("these environments cannot be saved: their episodes start again", file=sys.stderr)
-        next_obs, _ = envs.reset(seed=checkpoint["args"]["seed"] + global_step)
+        if isinstance(envs, list):  # EnvPool's, which take their seeds when they are made
+            next_obs = np.concatenate([pool.reset()[0] for pool in envs])
+        else:
+            next_obs, _ = envs.reset(seed=checkpoint["args"]["seed"] + global_step)
     random.setstate(checkpoint["random"])
     np.random.set_state(checkpoint["numpy_random"])
     torch.set_rng_state(checkpoint["torch_random"])

@@ -1,0 +1,89 @@
+"""Speed of ppo_atari_envpool.py against the environments alone: how much of what EnvPool can play does training keep?
+
+python benchmark/speed_atari.py --num-envs 8 --rounds 3 --steps 100000 --flags "" "--bf16" --csv speed_atari.csv
+
+Alternates the environments alone, with random actions, stepped as one pool and in two halves (which the script does),
+and the script itself, whose speed is the median of charts/SPS without the first iterations (capture of CUDA graphs).
+"""
+
+import argparse
+import csv
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import envpool
+import numpy as np
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+SCRIPT = Path(__file__).parents[1] / "cleanrl" / "ppo_atari_envpool.py"
+
+
+def environments_alone(env_id: str, num_envs: int, halves: int, steps: int) -> float:
+    size = num_envs // halves
+    atari = {"episodic_life": True, "reward_clip": True}
+    pools = [envpool.make_gymnasium(env_id, num_envs=size, seed=seed, **atari) for seed in range(halves)]
+    rng = np.random.default_rng(0)
+    for pool in pools:
+        num_actions = pool.single_action_space.n
+        pool.reset()
+        pool.send(rng.integers(0, num_actions, size))
+    for timed in (False, True):
+        start, count = time.perf_counter(), steps // num_envs if timed else 200
+        for _ in range(count):
+            for pool in pools:
+                pool.recv()
+                pool.send(rng.integers(0, num_actions, size))
+    elapsed = time.perf_counter() - start
+    for pool in pools:
+        pool.recv()
+    return count * num_envs / elapsed
+
+
+def training(env_id: str, num_envs: int, steps: int, flags: list[str]) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, SCRIPT, "--env-id", env_id, f"--num-envs={num_envs}", f"--total-timesteps={steps}"]
+        subprocess.run([*command, *flags], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        events = EventAccumulator(str(next(Path(folder, "runs").iterdir())), size_guidance={"scalars": 0}).Reload()
+    speeds = [event.value for event in events.Scalars("charts/SPS")]
+    return statistics.median(speeds[len(speeds) // 4 :])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env-id", default="Breakout-v5")
+    parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=100_000, help="of each measurement")
+    parser.add_argument("--csv", type=Path, help="append the measurements to this file")
+    parser.add_argument("--flags", nargs="+", default=[""], help="sets of flags to give to the script")
+    args = parser.parse_args()
+    task = args.env_id, args.num_envs
+    contestants = {
+        "environments, one pool": partial(environments_alone, *task, 1, args.steps),
+        "environments, two halves": partial(environments_alone, *task, 2, args.steps),
+    }
+    for flags in args.flags:
+        contestants[f"{SCRIPT.name} {flags}".strip()] = partial(training, *task, args.steps, flags.split())
+    rows = []
+    for number in range(args.rounds):
+        for name, measure in contestants.items():
+            rows.append((*task, name, number, round(measure())))
+            print(*rows[-1], flush=True)
+    medians = {name: statistics.median(row[-1] for row in rows if row[2] == name) for name in contestants}
+    for name, speed in medians.items():
+        shares = [f"{speed / medians[alone]:.0%} of {alone}" for alone in list(medians)[:2]]
+        print(f"{name}: {speed:.0f} steps/s, {', '.join(shares)}", flush=True)
+    if args.csv:
+        header = not args.csv.exists()
+        with args.csv.open("a", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerows([("env_id", "num_envs", "what", "round", "steps_per_second")] * header + rows)
+
+
+if __name__ == "__main__":
+    main()
