@@ -12,6 +12,7 @@ import json
 import os
 import random
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 import tyro
+from safetensors import SafetensorError
 
 if sys.platform == "linux" and not os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}:
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame films without a screen, but complains about its absence
@@ -113,7 +115,10 @@ def evaluate(
     if hasattr(envs, "recv"):
         envs = EnvPoolGames(envs)
     torch.manual_seed(seed)
-    policy = load_policy(model_path, envs, device, deterministic)
+    try:
+        policy = load_policy(model_path, envs, device, deterministic)
+    except (RuntimeError, SafetensorError) as error:  # a damaged file, or the tensors of another network
+        raise OSError(f"{model_path} does not load: {textwrap.shorten(str(error), 300)}") from error
     results = [[] for _ in shares]
     obs, _ = envs.reset(seed=seed)
     while any(len(result) < share for result, share in zip(results, shares, strict=True)):

@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import SHORT, Runner
+from safetensors.numpy import load_file, save_file
 
 from cleanrl_utils.evaluate import Evaluation, evaluate, load_run
 
@@ -123,3 +124,27 @@ def test_folder_without_a_model_gets_one_clear_line(runner, run_dir, missing, wo
     (incomplete / missing).unlink()
     result = runner.run("-m", "cleanrl_utils.evaluate", incomplete, check=False)
     assert result.returncode != 0 and len(result.stderr.strip().splitlines()) == 1 and words in result.stderr
+
+
+def cut_off(model):
+    model.write_bytes(model.read_bytes()[:-100])
+
+
+def rename_tensors(model):
+    save_file({f"other.{name}": x for name, x in load_file(model).items()}, model)
+
+
+def halve_tensors(model):
+    save_file({name: x[: len(x) // 2] for name, x in load_file(model).items()}, model)
+
+
+@pytest.mark.parametrize(
+    "damage, words", [(cut_off, "incomplete"), (rename_tensors, "Missing key"), (halve_tensors, "size mismatch")]
+)
+def test_model_that_does_not_load_gets_one_clear_line(runner, run_dir, damage, words):
+    damaged = shutil.copytree(run_dir, runner.folder / "damaged")
+    damage(damaged / "ppo.safetensors")
+    result = runner.run("-m", "cleanrl_utils.evaluate", damaged, check=False)
+    assert result.returncode == 1 and not result.stdout
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert "ppo.safetensors does not load" in result.stderr and words in result.stderr

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import pickle
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -91,6 +92,109 @@ def test_restored_physics_are_filmed_as_they_would_have_been(tmp_path):
     np.testing.assert_array_equal(envs.render()[0], others.render()[0])
     envs.close()
     others.close()
+
+
+def atari(env_id, seed, num_envs=2, video_dir=None, **options):
+    """Environments as in ppo_atari.py, with the options of the emulator."""
+    pytest.importorskip("cv2")
+    gym.register_envs(pytest.importorskip("ale_py"))
+    wrappers = pytest.importorskip("stable_baselines3.common.atari_wrappers")
+
+    def thunk():
+        options["render_mode"] = "rgb_array" if video_dir else None
+        env = gym.make(env_id, obs_type="grayscale", frameskip=1, **options)
+        env = gym.wrappers.RecordEpisodeStatistics(gym.wrappers.AtariPreprocessing(env))
+        if video_dir:
+            env = gym.wrappers.RecordVideo(env, str(video_dir))
+        env = wrappers.FireResetEnv(wrappers.EpisodicLifeEnv(env))
+        return gym.wrappers.FrameStackObservation(wrappers.ClipRewardEnv(env), 4)
+
+    mode = gym.vector.AutoresetMode.SAME_STEP
+    envs = gym.vector.SyncVectorEnv([thunk] * num_envs, copy=False, autoreset_mode=mode)
+    envs.reset(seed=seed)
+    return envs
+
+
+def in_bytes(x):
+    """All of it, but for the seconds that an episode took."""
+    if isinstance(x, dict):
+        return {name: in_bytes(value) for name, value in x.items() if name not in ("t", "_t")}
+    return [in_bytes(y) for y in x] if getattr(x, "dtype", "") == "O" else np.array(x).tobytes()
+
+
+def play_atari(envs, actions):
+    return [in_bytes(dict(enumerate(envs.step(action)))) for action in actions]
+
+
+@pytest.mark.parametrize(
+    "env_id, num_envs, options",
+    [
+        ("BreakoutNoFrameskip-v4", 2, {}),
+        ("BreakoutNoFrameskip-v4", 1, {"max_num_frames_per_episode": 300}),
+        ("PongNoFrameskip-v4", 2, {"max_num_frames_per_episode": 300}),
+        ("ALE/SpaceInvaders-v5", 4, {}),  # sticky: in a quarter of them the next frame repeats an action
+        ("ALE/Breakout-v5", 2, {"max_num_frames_per_episode": 300, "repeat_action_probability": 0.8}),
+    ],
+)
+def test_restored_emulators_continue_exactly(env_id, num_envs, options):
+    never_saved, envs = (atari(env_id, 1, num_envs, **options) for _ in range(2))
+    actions = np.random.default_rng(1).integers(envs.single_action_space.n, size=(270, num_envs))
+    actions, later = actions[:50], actions[50:]
+    assert play_atari(never_saved, actions) == play_atari(envs, actions)
+    snapshot = pickle.loads(pickle.dumps(take_snapshot(envs)))
+    expected = play_atari(never_saved, later)
+    ends = [any(step[3 if options else 2]) for step in expected]  # truncations, or lost lives and games
+    assert sum(ends) >= 2
+
+    others = atari(env_id, 2, num_envs, **options)
+    play_atari(others, actions[:10])  # elsewhere
+    restore_snapshot(others, snapshot)
+    assert play_atari(others, later) == expected
+    assert play_atari(envs, later) == expected  # looking for the action to be repeated did not disturb them
+
+
+def test_new_emulator_that_has_not_yet_drawn_a_frame_can_be_restored():
+    """ALE's own restoring leaves it in the middle of a frame: Qbert goes on otherwise."""
+    gym.register_envs(pytest.importorskip("ale_py"))
+    env, other = gym.make("QbertNoFrameskip-v4"), gym.make("QbertNoFrameskip-v4")
+    env.reset(seed=1)
+    other.reset(seed=2)
+    for _ in range(100):
+        env.step(1)
+    restore_snapshot(other, take_snapshot(env))
+    for _ in range(50):
+        np.testing.assert_array_equal(env.step(2)[0], other.step(2)[0])
+        np.testing.assert_array_equal(env.unwrapped.ale.getRAM(), other.unwrapped.ale.getRAM())
+
+
+def test_filmed_emulators_are_saved_as_well(tmp_path):
+    envs, others = (atari("BreakoutNoFrameskip-v4", seed, 1, tmp_path / str(seed)) for seed in (1, 2))
+    actions = np.ones((40, 1), int)
+    play_atari(envs, actions[:20])
+    restore_snapshot(others, pickle.loads(pickle.dumps(take_snapshot(envs))))
+    assert play_atari(others, actions[20:]) == play_atari(envs, actions[20:])
+    np.testing.assert_array_equal(envs.render()[0], others.render()[0])
+
+
+def test_game_that_the_emulator_restores_with_faults_is_not_saved():
+    envs = atari("ALE/MiniatureGolf-v5", 1, 1, repeat_action_probability=0.0)
+    assert take_snapshot(envs) is None
+
+
+class Adapter(gym.vector.VectorEnv):
+    def __init__(self, name, pool):
+        setattr(self, name, pool)
+
+
+@pytest.mark.parametrize("env_type", ["gymnasium", "dm"])
+def test_environments_inside_a_compiled_library_are_not_saved(env_type):
+    """Their Python attributes alone could be pickled, but the games are elsewhere."""
+    pool = pytest.importorskip("envpool").make("Pong-v5", env_type=env_type, num_envs=2)
+    pool.reset()
+    assert take_snapshot(pool) is None
+    assert take_snapshot([pool, pool]) is None
+    for name in ("env", "envs", "pool"):
+        assert take_snapshot(Adapter(name, pool)) is None
 
 
 @needs_dm_control
