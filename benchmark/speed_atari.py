@@ -1,6 +1,6 @@
 """Speed of ppo_atari_envpool.py against the environments alone: how much of what EnvPool can play does training keep?
 
-python benchmark/speed_atari.py --num-envs 8 --rounds 3 --steps 100000 --flags "" "--bf16" --csv speed_atari.csv
+python benchmark/speed_atari.py --num-envs 8 --rounds 3 --steps 100000 --flags= --flags=--bf16 --csv speed_atari.csv
 
 Alternates the environments alone, with random actions, stepped as one pool and in two halves (which the script does),
 and the script itself, whose speed is the median of charts/SPS without the first iterations (capture of CUDA graphs).
@@ -60,14 +60,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=100_000, help="of each measurement")
     parser.add_argument("--csv", type=Path, help="append the measurements to this file")
-    parser.add_argument("--flags", nargs="+", default=[""], help="sets of flags to give to the script")
+    parser.add_argument(
+        "--flags", action="append", help="flags for the script; repeat for other sets, --flags= for none"
+    )
     args = parser.parse_args()
     task = args.env_id, args.num_envs
     contestants = {
         "environments, one pool": partial(environments_alone, *task, 1, args.steps),
         "environments, two halves": partial(environments_alone, *task, 2, args.steps),
     }
-    for flags in args.flags:
+    for flags in args.flags or [""]:
         contestants[f"{SCRIPT.name} {flags}".strip()] = partial(training, *task, args.steps, flags.split())
     rows = []
     for number in range(args.rounds):

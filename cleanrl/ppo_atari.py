@@ -110,7 +110,7 @@ def make_env(env_id, idx, capture_video, run_dir):
         from stable_baselines3.common.atari_wrappers import ClipRewardEnv, EpisodicLifeEnv, FireResetEnv
 
         video = {"render_mode": "rgb_array"} if capture_video and idx == 0 else {}
-        env = gym.make(f"ale_py:{env_id}", obs_type="grayscale", frameskip=1, **video)  # ale_py registers its games
+        env = gym.make(env_id if ":" in env_id else f"ale_py:{env_id}", obs_type="grayscale", frameskip=1, **video)
         env = gym.wrappers.AtariPreprocessing(env)  # Atari details 1, 2, 5: no-op starts, 4 frames a step, 84x84 grey
         env = gym.wrappers.RecordEpisodeStatistics(env)
         if video:

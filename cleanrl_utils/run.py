@@ -85,22 +85,28 @@ def tool(name: str) -> str:
 
 
 # The extra of this project that brings a module.
-EXTRAS = {"ale_py": "atari", "cv2": "atari", "stable_baselines3": "atari", "shimmy": "dm_control"} | {
-    name: name for name in ("envpool", "mujoco", "dm_control", "box2d")
-}
+EXTRAS = {"ale_py": "atari", "cv2": "atari", "stable_baselines3": "atari", "shimmy": "dm_control"}
+EXTRAS |= {"other": "atari"}  # what gymnasium says of a missing OpenCV
+EXTRAS |= {name: name for name in ("envpool", "mujoco", "dm_control", "box2d")}
 
 
 def advice(env_id: str, error: Exception) -> str:
     """Why an environment cannot be made, in a line that says what to do."""
-    missing = re.search(r"No module named '(\w+)|gymnasium\[([\w-]+)\]", str(error))
-    if missing:
-        module = missing[1] or missing[2]
+    missing = re.search(r"No module named '(\w+)|gymnasium\[([\w-]+)\]|Namespace (dm_control) not", str(error))
+    if missing and missing[1] in (*EXTRAS, None):  # another module is the user's own
+        module = missing[missing.lastindex]
         return f'its extra is not installed: pip install "cleanrl[{EXTRAS.get(module, module)}]"'
     if isinstance(error, gym.error.NameNotFound | gym.error.VersionNotFound) and re.fullmatch(r"\w+-v5", env_id):
         game = env_id.removesuffix("-v5")
         return f"an id of EnvPool, for ppo_atari_envpool.py; in gymnasium the game is {game}NoFrameskip-v4"
     if isinstance(error, gym.error.NameNotFound) and re.fullmatch(r"ALE/.*|.*NoFrameskip-v4", env_id):
         return "no such Atari game" if "ale_py" in sys.modules else "an Atari game, for ppo_atari.py"
+    if "list_all_envs" in str(error):
+        return "no game of EnvPool; those have ids like Breakout-v5. Ids of gymnasium are for ppo_atari.py"
+    if re.search("libEGL|libOpenGL", str(error)):
+        return "EnvPool needs two libraries of the system, on Debian: apt-get install libegl1 libopengl0"
+    if "'episodic_life'" in str(error):
+        return "no Atari game; those have ids like Breakout-v5"
     if "'obs_type'" in str(error):
         return "no Atari game; those have ids like BreakoutNoFrameskip-v4, or ALE/Breakout-v5 with sticky actions"
     return " ".join(str(error).split())

@@ -1,0 +1,227 @@
+"""Policy and update as CUDA graphs give the numbers that they give without them. Most of it needs a GPU."""
+
+import os
+from types import SimpleNamespace
+
+import gymnasium as gym
+import pytest
+import torch
+from torch import nn
+
+from cleanrl import ppo, ppo_atari
+from cleanrl_utils.accelerate import WARMUP, accelerate, graphed
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+CALLS = WARMUP + 7  # as it is, captured, replayed
+
+
+@pytest.fixture(autouse=True)
+def deterministic(monkeypatch):
+    """As the scripts set it: then graphs and single kernels agree to the bit, or nearly so."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"))
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def make_agent(module, device="cuda"):
+    torch.manual_seed(1)
+    spaces = {"single_observation_space": gym.spaces.Box(-1, 1, (4,)), "single_action_space": gym.spaces.Discrete(4)}
+    agent = module.Agent(SimpleNamespace(**spaces)).to(device)
+    head = agent.actor if isinstance(agent.actor, nn.Linear) else agent.actor[-1]
+    nn.init.normal_(head.weight, std=0.3)  # a policy far from uniform: an error in its input changes the actions
+    return agent
+
+
+def make_obs(module, *shape):
+    if module is ppo_atari:
+        return torch.randint(0, 256, (*shape, 4, 84, 84), dtype=torch.uint8, device="cuda")
+    return torch.randn(*shape, 4, device="cuda")
+
+
+def make_minibatches(module, sizes):
+    torch.manual_seed(2)
+    for size in sizes:
+        targets = torch.randn(4, size, device="cuda") * 0.1  # logprobs, advantages, returns, values
+        targets[0] -= 1.4  # about log 1/4: some ratios get clipped, and some do not
+        yield make_obs(module, size), torch.randint(0, 4, (size,), device="cuda"), *targets
+
+
+def make_update(module, agent):
+    """The update of the script, and its learning rate: a tensor."""
+    args, lr = module.Args(), torch.tensor(0.0, device="cuda")
+    optimizer = torch.optim.Adam(agent.parameters(), lr, eps=1e-5, fused=True, capturable=True)
+
+    def update(mb_obs, mb_actions, *mb_targets):
+        optimizer.zero_grad()
+        _, newlogprobs, entropy, newvalues = agent.get_action_and_value(mb_obs, mb_actions)
+        loss, stats = module.ppo_loss(newlogprobs, entropy, newvalues, *mb_targets, args)
+        loss.backward()
+        stats = stats | {"grad_norm": nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)}
+        optimizer.step()
+        return stats
+
+    return update, lr
+
+
+def learn(module, sizes, wrap):
+    """Parameters and statistics after an update on each minibatch, the learning rate falling meanwhile."""
+    agent = make_agent(module)
+    update, lr = make_update(module, agent)
+    update, stats = wrap(update), []
+    for i, minibatch in enumerate(make_minibatches(module, sizes)):
+        lr.fill_(1e-3 * (1 - i / len(sizes)))
+        stats.append(update(*minibatch))
+    return dict(agent.named_parameters()), stats
+
+
+def as_it_is(function):
+    return function
+
+
+modules = pytest.mark.parametrize("module", [ppo, ppo_atari], ids=lambda module: module.__name__)
+
+
+# The policy
+
+
+@needs_cuda
+@modules
+def test_graphed_policy_takes_the_same_actions_from_the_same_seed(module):
+    agent, obs, actions = make_agent(module), make_obs(module, CALLS, 16), []
+    for act in (agent.get_action, graphed(agent.get_action)):
+        torch.manual_seed(3)
+        actions.append(torch.stack([act(x) for x in obs]))
+    assert (actions[0] == actions[1]).all()
+    assert len(actions[0].unique()) == 4 and (actions[0][0] != actions[0][-1]).any()
+
+
+@needs_cuda
+@modules
+def test_random_numbers_of_a_graphed_policy_continue_from_a_saved_state(module):
+    agent, x = make_agent(module), make_obs(module, 64)
+    act = graphed(agent.get_action)
+    for _ in range(CALLS):
+        act(x)
+    state = torch.cuda.get_rng_state()
+    # going on; back to the state; a process that resumes and begins with calls that are not replayed; without graphs
+    futures = []
+    for policy in (act, act, graphed(agent.get_action), agent.get_action):
+        torch.cuda.set_rng_state(state)
+        futures.append(torch.stack([policy(x) for _ in range(CALLS)]))
+    for future in futures[1:]:
+        assert (future == futures[0]).all()
+    assert any((future != futures[0][0]).any() for future in futures[0][1:])  # new numbers at every call
+
+
+@needs_cuda
+def test_graphed_and_other_random_numbers_take_turns():
+    """As in a script: actions from a graph, permutations without one."""
+    agent, x, results = make_agent(ppo), make_obs(ppo, 64), []
+    for act in (agent.get_action, graphed(agent.get_action)):
+        torch.manual_seed(3)
+        results.append([y for _ in range(CALLS) for y in (act(x), torch.randperm(64, device="cuda"))])
+    assert all((a == b).all() for a, b in zip(*results, strict=True))
+
+
+# The update
+
+
+@needs_cuda
+@modules
+def test_graphed_updates_lead_to_the_same_parameters(module):
+    sizes = [64] * CALLS
+    (eager, eager_stats), (replayed, replayed_stats) = (learn(module, sizes, wrap) for wrap in (as_it_is, graphed))
+    start = dict(make_agent(module).named_parameters())
+    for name, parameter in eager.items():
+        torch.testing.assert_close(replayed[name], parameter, rtol=1e-4, atol=1e-5)
+        assert (parameter - start[name]).abs().max() > 1e-3  # they have moved far, compared with the tolerance
+    for a, b in zip(eager_stats, replayed_stats, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            torch.testing.assert_close(b[name], a[name], rtol=1e-4, atol=1e-5)
+
+
+@needs_cuda
+def test_learning_rate_of_a_replayed_update_is_the_one_of_its_call():
+    agent = make_agent(ppo)
+    update, lr = make_update(ppo, agent)
+    update = graphed(update)
+    (minibatch,) = make_minibatches(ppo, [64])
+    for rate in [1e-3] * CALLS + [0.0, 1e-3]:
+        before = [p.clone() for p in agent.parameters()]
+        lr.fill_(rate)
+        update(*minibatch)
+        moved = any((p != old).any() for p, old in zip(agent.parameters(), before, strict=True))
+        assert moved == (rate > 0)
+
+
+@needs_cuda
+@modules
+def test_inputs_of_another_shape_get_a_graph_of_their_own(module):
+    sizes = [64, 32] * CALLS + [64] * 2 + [32] * 2
+    (eager, _), (replayed, _) = (learn(module, sizes, wrap) for wrap in (as_it_is, graphed))
+    for name, parameter in eager.items():
+        torch.testing.assert_close(replayed[name], parameter, rtol=1e-4, atol=1e-5)
+
+
+# The wrapper itself
+
+
+@needs_cuda
+def test_outputs_are_not_overwritten_by_later_calls():
+    double = graphed(lambda x: {"twice": 2 * x, "nested": (x + 1, [x - 1])})
+    outputs = [double(torch.full((3,), float(i), device="cuda")) for i in range(CALLS)]
+    for i, output in enumerate(outputs):
+        assert output["twice"].tolist() == [2 * i] * 3
+        assert output["nested"][0].tolist() == [i + 1] * 3 and output["nested"][1][0].tolist() == [i - 1] * 3
+
+
+@needs_cuda
+def test_inputs_are_neither_kept_nor_changed():
+    square = graphed(lambda x: x.mul_(x))  # a function that writes into its input
+    for _ in range(CALLS):
+        square(torch.ones(2, device="cuda"))
+    x = torch.full((2,), 3.0, device="cuda")
+    assert square(x).tolist() == [9, 9] and x.tolist() == [3, 3]
+    x.fill_(4)
+    assert square(x).tolist() == [16, 16]
+
+
+@needs_cuda
+def test_function_is_called_to_warm_up_and_capture_and_never_again():
+    calls = []
+
+    def function(x):
+        calls.append(x.shape)
+        return x + 1
+
+    replay = graphed(function)
+    for size in [2] * CALLS + [5] * CALLS + [2] * CALLS:
+        assert replay(torch.zeros(size, device="cuda")).tolist() == [1] * size
+    assert calls == [(2,)] * (WARMUP + 1) + [(5,)] * (WARMUP + 1)
+
+
+# Without a GPU, or without being asked
+
+
+def act(): ...
+def backward(): ...
+def update(): ...
+
+
+@pytest.mark.parametrize("device, cudagraphs", [("cpu", True), ("cpu", False), ("cuda", False)])
+def test_functions_stay_as_they_are_unless_asked_otherwise(device, cudagraphs):
+    args = ppo.Args(compile=False, cudagraphs=cudagraphs)
+    assert accelerate(args, torch.device(device), act, backward, update) == (act, backward, update)
+
+
+def test_cuda_graphs_are_the_default_and_compiling_is_not():
+    for module in (ppo, ppo_atari):
+        assert module.Args().cudagraphs and not module.Args().compile
+
+
+@needs_cuda
+def test_on_the_gpu_policy_and_update_become_graphs():
+    faster = accelerate(ppo.Args(), torch.device("cuda"), act, backward, update)
+    assert faster[0] is not act and faster[1] is backward and faster[2] is not update
