@@ -132,7 +132,9 @@ def explain_crash(run_dir: str, script: str) -> Callable:
         checkpoint = Path(run_dir, "checkpoint.pt")
         if checkpoint.exists():
             step = torch.load(checkpoint, weights_only=False)["global_step"]
-            command = f"{tool('python')} {os.path.relpath(script)} --resume {run_dir}"
+            world = os.environ.get("WORLD_SIZE")  # under torchrun
+            program = f"{tool('torchrun')} --standalone --nproc_per_node={world}" if world else tool("python")
+            command = f"{program} {os.path.relpath(script)} --resume {run_dir}"
             advice = f"the last checkpoint is of step {step}: {command}"
         else:
             advice = "there was no checkpoint yet"

@@ -1,0 +1,400 @@
+"""Proximal Policy Optimization (PPO) for Atari games in several processes, which average their gradients.
+
+Each has the same network, environments of its own and, where there are enough, a GPU of its own.
+Without torchrun it is one process.
+
+Paper:   https://arxiv.org/abs/1707.06347 (Schulman et al. 2017)
+Details: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/ (Huang et al. 2022)
+Docs:    docs/rl-algorithms/ppo_atari_multigpu.md
+Parent:  ppo_atari.py
+Run:     torchrun --standalone --nnodes=1 --nproc_per_node=2 cleanrl/ppo_atari_multigpu.py
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import tyro
+from safetensors.torch import load_file, save_file
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    """the name of this experiment"""
+    seed: int = 1
+    """seed of the experiment"""
+    torch_deterministic: bool = True
+    """use only deterministic algorithms: on one machine, the same seed gives the same numbers"""
+    cuda: bool = True
+    """train on the GPU when there is one"""
+    compile: bool = False
+    """compile the update with `torch.compile`: faster after about half a minute of warm-up"""
+    cudagraphs: bool = True
+    """on the GPU, replay policy and update as CUDA graphs: the same numbers, several times as fast"""
+    track: bool = False
+    """also log to Weights & Biases"""
+    wandb_project_name: str = "cleanRL"
+    """the project on Weights & Biases"""
+    wandb_entity: str | None = None
+    """the entity (team) of the project on Weights & Biases"""
+    capture_video: bool = False
+    """record videos of the first environment, and of the evaluation, into `RUN_DIR/videos`"""
+    save_model: bool = False
+    """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
+    upload_model: bool = False
+    """upload the saved model to the Hugging Face Hub"""
+    hf_entity: str = ""
+    """the user or organisation on the Hugging Face Hub"""
+    checkpoint_frequency: int = 100_000
+    """environment steps between checkpoints (0: never)"""
+    resume: str | None = None
+    """continue the run in this folder from its last checkpoint; flags given beside it win over the saved ones"""
+
+    # Algorithm specific arguments
+    env_id: str = "BreakoutNoFrameskip-v4"
+    """the id of the environment"""
+    total_timesteps: int = 10_000_000
+    """environment steps of the whole run, all environments together"""
+    learning_rate: float = 2.5e-4
+    """the learning rate of the optimizer"""
+    local_num_envs: int = 8  # of each process
+    """the number of parallel environments"""
+    num_steps: int = 128
+    """steps of each environment in a rollout"""
+    anneal_lr: bool = True
+    """anneal the learning rate linearly to zero"""
+    gamma: float = 0.99
+    """the discount factor"""
+    gae_lambda: float = 0.95
+    """the lambda of generalized advantage estimation"""
+    num_minibatches: int = 4
+    """minibatches per epoch"""
+    update_epochs: int = 4
+    """passes over each rollout"""
+    norm_adv: bool = True
+    """normalize the advantages of each minibatch"""
+    clip_coef: float = 0.1
+    """the clipping range of the surrogate objective"""
+    clip_vloss: bool = True
+    """clip the value loss as well"""
+    ent_coef: float = 0.01
+    """coefficient of the entropy bonus"""
+    vf_coef: float = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: float = 0.5
+    """the maximum norm of the gradient"""
+    target_kl: float | None = None
+    """stop the epochs of an update once the KL divergence exceeds this"""
+    bf16: bool = False
+    """compute the convolutions in bfloat16: faster, at a lower precision"""
+    device_ids: tuple[int, ...] = ()
+    """the GPU of each process; by default they take turns"""
+    backend: str = "gloo"
+    """what carries the messages between the processes: gloo, nccl or mpi"""
+
+    # Computed at run time
+    world_size: int = 0
+    """the number of processes"""
+    num_envs: tyro.conf.Suppress[int] = 0
+    """local_num_envs * world_size"""
+    local_batch_size: int = 0
+    """batch_size // world_size"""
+    local_minibatch_size: int = 0
+    """minibatch_size // world_size"""
+    batch_size: int = 0
+    """num_envs * num_steps"""
+    minibatch_size: int = 0
+    """batch_size // num_minibatches"""
+    num_iterations: int = 0
+    """total_timesteps // batch_size"""
+
+
+def make_env(env_id, idx, capture_video, run_dir):
+    def thunk():
+        from stable_baselines3.common.atari_wrappers import ClipRewardEnv, EpisodicLifeEnv, FireResetEnv
+
+        video = {"render_mode": "rgb_array"} if capture_video and idx == 0 else {}
+        env = gym.make(env_id if ":" in env_id else f"ale_py:{env_id}", obs_type="grayscale", frameskip=1, **video)
+        env = gym.wrappers.AtariPreprocessing(env)  # Atari details 1, 2, 5: no-op starts, 4 frames a step, 84x84 grey
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        if video:
+            env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
+        env = EpisodicLifeEnv(env)  # Atari detail 3: a lost life ends the episode of the agent, but not the game
+        env = FireResetEnv(env) if "FIRE" in env.unwrapped.get_action_meanings() else env  # Atari detail 4
+        return gym.wrappers.FrameStackObservation(ClipRewardEnv(env), 4)  # differs from ppo.py: Atari details 6 and 7
+
+    return thunk
+
+
+def make_envs(env_id, num_envs, capture_video, run_dir):
+    # detail 1: vectorized architecture. SAME_STEP: the step that ends an episode returns the first observation of the
+    # next one, and its own last observation in infos["final_obs"]; no reset step gets among the transitions
+    thunks = [make_env(env_id, idx, capture_video, run_dir) for idx in range(num_envs)]
+    return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+
+
+def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weights, constant biases
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.constant_(layer.bias, bias_const)
+    return layer
+
+
+class Agent(nn.Module):
+    def __init__(self, envs):
+        super().__init__()
+        self.network = nn.Sequential(  # differs from ppo.py: Atari detail 8, one network shared (Mnih et al. 2015)
+            *(layer_init(nn.Conv2d(4, 32, 8, stride=4)), nn.ReLU()),
+            *(layer_init(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU()),
+            *(layer_init(nn.Conv2d(64, 64, 3)), nn.ReLU(), nn.Flatten(), layer_init(nn.Linear(3136, 512)), nn.ReLU()),
+        )
+        self.critic = layer_init(nn.Linear(512, 1), std=1.0)
+        self.actor = layer_init(nn.Linear(512, int(envs.single_action_space.n)), std=0.01)
+        self.bf16 = False
+
+    def get_features(self, x):
+        pixels = x.flatten(0, -4).contiguous(memory_format=torch.channels_last)  # a layout for faster convolutions
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
+            return self.network(pixels / 255).unflatten(0, x.shape[:-3]).float()  # Atari detail 9: scaled to [0, 1]
+
+    def get_value(self, x):
+        return self.critic(self.get_features(x)).squeeze(-1)
+
+    @torch.inference_mode()
+    def get_action(self, x, deterministic=False):
+        x = self.actor(self.get_features(x))
+        if not deterministic:  # Gumbel-max trick: the argmax is a sample of softmax(logits), faster than Categorical's
+            x = x - torch.empty_like(x).exponential_().log()
+        return x.argmax(-1)
+
+    def get_action_and_value(self, x, action=None):
+        action = self.get_action(x).clone() if action is None else action
+        x = self.get_features(x)
+        logprobs = self.actor(x).log_softmax(-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return action, logprobs.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy, self.critic(x).squeeze(-1)
+
+
+def compute_gae(rewards, terminations, truncations, values, next_values, gamma, gae_lambda):
+    """Detail 5: generalized advantage estimation (Schulman et al. 2016); all tensors are (num_steps, num_envs).
+
+    `next_values` belong to the observations that really came next. After a termination there is no next value, after a
+    truncation there is that of the final observation, and neither hands on the advantages of the following episode.
+    """
+    deltas = rewards + gamma * next_values * ~terminations - values
+    decays = gamma * gae_lambda * ~(terminations | truncations)
+    advantages = [torch.zeros_like(values[0])]
+    for delta, decay in zip(deltas.flip(0), decays.flip(0)):
+        advantages.append(torch.addcmul(delta, decay, advantages[-1]))  # delta + decay * advantage of the next step
+    advantages = torch.stack(advantages[1:]).flip(0)
+    return advantages, advantages + values
+
+
+def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, values, everyones, args):
+    """The loss of a minibatch, and the debug variables (detail 12) as a dictionary."""
+    logratio = newlogprobs - logprobs
+    ratio = logratio.exp()
+    if args.norm_adv:  # detail 7: normalization of advantages
+        advantages = (advantages - everyones.mean()) / (everyones.std() + 1e-8)  # differs from ppo_atari.py: all ranks'
+    # detail 8: clipped surrogate objective (Schulman et al. 2017, eq. 7)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio)
+    # detail 9: value function loss clipping
+    value_loss = 0.5 * (newvalues - returns) ** 2
+    if args.clip_vloss:
+        clipped_values = values + (newvalues - values).clamp(-args.clip_coef, args.clip_coef)
+        value_loss = torch.max(value_loss, 0.5 * (clipped_values - returns) ** 2)
+    stats = {"value_loss": value_loss, "policy_loss": policy_loss, "entropy": entropy, "old_approx_kl": -logratio}
+    stats["approx_kl"] = ratio - 1 - logratio  # lower variance: http://joschu.net/blog/kl-approx.html
+    stats["clipfrac"] = ((ratio - 1).abs() > args.clip_coef).float()
+    stats = {name: x.mean() for name, x in stats.items()}
+    # detail 10: overall loss and entropy bonus (Schulman et al. 2017, eq. 9)
+    loss = stats["policy_loss"] - args.ent_coef * stats["entropy"] + args.vf_coef * stats["value_loss"]
+    return loss, {name: x.detach() for name, x in stats.items()}
+
+
+def load_policy(model_path, envs, device="cpu", deterministic=True):
+    """The trained policy as a function from observations to actions, NumPy to NumPy."""
+    agent = Agent(envs).to(device)
+    agent.load_state_dict(load_file(model_path, device=str(device)))
+    return lambda obs: agent.get_action(torch.as_tensor(obs, device=device).float(), deterministic).cpu().numpy()
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args)
+    store, rank, world = next(dist.rendezvous("env://")) if "RANK" in os.environ else (dist.HashStore(), 0, 1)
+    store.wait(["rank 0 has started"] if rank else [])  # it alone says what is wrong, and torchrun ends the others
+    try:  # what a run leaves on disk and on the web; copied out of the repository, this file trains without it
+        from cleanrl_utils import run
+    except ImportError:
+        run = None
+        if args.resume or args.track or args.upload_model or args.compile:
+            sys.exit("--resume, --track, --upload-model, --compile need cleanrl_utils: install it from the repository")
+    if args.resume:
+        args, checkpoint = run.load_checkpoint(args.resume, __file__, Args)
+        if (args.world_size, args.num_envs) != (world, args.local_num_envs * world):
+            sys.exit(f"--resume: it had {args.num_envs} envs in all, by torchrun --nproc_per_node={args.world_size}")
+    args.world_size, args.num_envs = world, args.local_num_envs * world
+    args.batch_size = args.num_envs * args.num_steps
+    if min(args.num_envs, args.num_steps, args.num_minibatches) < 1 or args.batch_size // world % args.num_minibatches:
+        sys.exit(f"{args.local_num_envs} envs x {args.num_steps} steps do not make {args.num_minibatches} minibatches")
+    args.minibatch_size = args.batch_size // args.num_minibatches
+    args.local_batch_size, args.local_minibatch_size = args.batch_size // world, args.minibatch_size // world
+    args.num_iterations = args.total_timesteps // args.batch_size
+    if min(args.num_iterations, args.update_epochs) < 1:
+        sys.exit(f"--total-timesteps {args.total_timesteps}: at least {args.batch_size}; --update-epochs: at least 1")
+
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what determinism asks of cuBLAS
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    torch.set_num_threads(1)  # on matrices this small, threads cost more than they give
+    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
+    ids = args.device_ids or [i % gpus for i in range(world) if gpus]
+    if len(ids) != world * (gpus > 0) or not set(ids) <= set(range(gpus)):
+        sys.exit(f"--device-ids {ids}: {world} processes need one each, out of {gpus} GPUs counted from 0")
+    if not dist.is_backend_available(args.backend) or args.backend == "nccl" and len(set(ids)) < world:
+        sys.exit(f"--backend {args.backend}: not in this PyTorch, or not for {world} processes on {gpus} GPUs")
+    torch.cuda.set_device(ids[rank] if ids else -1)  # what "cuda" means from here on; -1 changes nothing
+
+    run_dir = args.resume or f"runs/{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    try:
+        envs = make_envs(args.env_id, args.local_num_envs, args.capture_video and rank == 0, run_dir)
+        agent = Agent(envs).to(device)
+        agent.bf16 = args.bf16
+        lr = torch.tensor(args.learning_rate, device=device)  # a tensor: CUDA graphs read it anew at each replay
+        optimizer = torch.optim.Adam(agent.parameters(), lr, eps=1e-5, fused=True, capturable=lr.is_cuda)  # detail 3
+    except (gym.error.Error, AssertionError, ImportError, TypeError, ValueError, OSError) as error:
+        sys.exit(f"cannot train on {args.env_id}: {run.advice(args.env_id, error) if run else error}")
+    args.seed += rank * args.local_num_envs  # the same network everywhere, from here on other random numbers
+    torch.manual_seed(args.seed)
+
+    def backward(mb_obs, mb_actions, *mb_targets):
+        _, newlogprobs, entropy, newvalues = agent.get_action_and_value(mb_obs, mb_actions)
+        loss, stats = ppo_loss(newlogprobs, entropy, newvalues, *mb_targets, args)
+        loss.backward()
+        return stats
+
+    def gradients(*minibatch):  # all of the update that a CUDA graph can hold: no messages
+        optimizer.zero_grad()
+        stats = backward(*minibatch)
+        return stats, torch.cat([x.flatten() for x in (*(p.grad for p in agent.parameters()), *stats.values())])
+
+    def update(*minibatch):
+        everyones = torch.eye(world, device=device)[:, [rank]] * minibatch[3]  # its own advantages, beside zeros
+        dist.all_reduce(everyones)  # a sum that gathers: on GPUs, Gloo offers nothing else
+        stats, means = gradients(*minibatch, everyones)
+        dist.all_reduce(means.div_(world))  # one message; before clipping, so that all clip the same
+        nn.utils.vector_to_parameters(means, [p.grad for p in agent.parameters()])
+        nn.utils.vector_to_parameters(means[-len(stats) :].clone(), stats.values())
+        stats["grad_norm"] = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)  # detail 11
+        optimizer.step()
+        return stats
+
+    if run:  # by --compile and --cudagraphs: the same numbers, faster
+        agent.get_action, backward, gradients = run.accelerate(args, device, agent.get_action, backward, gradients)
+
+    # Storage
+    global_step, recent_returns = 0, deque(maxlen=100)
+    next_obs, _ = envs.reset(seed=args.seed)
+    obs = torch.zeros((args.num_steps, *next_obs.shape), dtype=torch.uint8, device=device)
+    actions, rewards = (np.zeros((args.num_steps, args.local_num_envs), dtype) for dtype in (np.int64, np.float32))
+    terminations, truncations = np.zeros((2, *rewards.shape), dtype=bool)
+    if args.resume:
+        checkpoint |= zip(("envs", "next_obs", "torch_random", "cuda_random"), checkpoint["ranks"][rank])
+        global_step, next_obs, recent_returns = run.restore(checkpoint, envs, agent=agent, optimizer=optimizer)
+    writer = None if rank else run.start(run_dir, args, __file__, global_step) if run else SummaryWriter(run_dir)
+    progress = tqdm(total=args.num_iterations * args.batch_size, initial=global_step, unit="step", disable=rank or None)
+    store.set("rank 0 has started", "")
+    dist.init_process_group(args.backend, store=store, rank=rank, world_size=world)
+    for iteration in range(global_step // args.batch_size + 1, args.num_iterations + 1):
+        start_time = time.perf_counter()
+        lr.fill_(args.learning_rate * (1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1))  # detail 4
+
+        # Rollout: only act; one forward pass after it gives the log-probabilities and values of all its steps
+        final_obs, finished = {}, []  # (step, idx) of a truncated episode: its final observation; all that ended
+        for step in range(args.num_steps):
+            obs[step] = torch.as_tensor(next_obs)  # a copy: the environments reuse their array
+            actions[step] = action = agent.get_action(obs[step]).tolist()
+            next_obs, rewards[step], terminations[step], truncations[step], infos = envs.step(action)
+            global_step += args.num_envs
+            if "episode" in infos.get("final_info", ()):
+                for idx in np.flatnonzero(truncations[step]):
+                    final_obs[step, idx] = infos["final_obs"][idx][None]  # a batch of one
+                episodes = infos["final_info"]["episode"]
+                for idx in np.flatnonzero(infos["final_info"]["_episode"]):
+                    episode_step = global_step - args.num_envs + rank * args.local_num_envs + idx + 1  # unique
+                    finished.append((episode_step, episodes["r"][idx], episodes["l"][idx]))
+
+        # Targets
+        t_actions, *t_outcomes = (torch.as_tensor(x).to(device) for x in (actions, rewards, terminations, truncations))
+        with torch.no_grad():
+            _, logprobs, _, values = agent.get_action_and_value(obs, t_actions)
+            next_values = values.roll(-1, 0)
+            next_values[-1] = agent.get_value(torch.as_tensor(next_obs, device=device).float())
+            for index, x in final_obs.items():  # a truncated episode is bootstrapped from where it was cut off
+                next_values[index] = agent.get_value(torch.as_tensor(x, device=device).float())
+            advantages, returns = compute_gae(*t_outcomes, values, next_values, args.gamma, args.gae_lambda)
+
+        # Update
+        batch = [x.flatten(0, 1) for x in (obs, t_actions, logprobs, advantages, returns, values)]
+        stats = []
+        for _epoch in range(args.update_epochs):  # detail 6: minibatch updates
+            inds = torch.randperm(args.local_batch_size, device=device)
+            for minibatch in zip(*(x[inds].split(args.local_minibatch_size) for x in batch)):
+                stats.append(update(*minibatch))
+            if args.target_kl is not None and stats[-1]["approx_kl"] > args.target_kl:
+                break
+
+        # Log: means over the minibatches of this iteration
+        stats = {name: torch.stack([x[name] for x in stats]).mean() for name in stats[0]}
+        for name, x in {"obs": obs, "rewards": t_outcomes[0], **stats}.items():
+            if not x.isfinite().all():
+                raise FloatingPointError(f"{name} is not finite at global_step={global_step}")
+        due = run and run.checkpoint_due(args, global_step, args.batch_size)
+        own = due and (run.take_snapshot(envs), next_obs, torch.get_rng_state(), torch.cuda.get_rng_state_all())
+        dist.all_gather_object(ranks := [None] * world, (finished, own))
+        if rank > 0:  # only rank 0 writes
+            continue
+        for episode_step, episodic_return, episodic_length in sorted(sum((x[0] for x in ranks), [])):
+            recent_returns.append(episodic_return)
+            writer.add_scalar("charts/episodic_return", episodic_return, episode_step)
+            writer.add_scalar("charts/episodic_length", episodic_length, episode_step)
+        stats["explained_variance"] = 1 - (returns - values).var() / returns.var()
+        for name, x in stats.items():
+            writer.add_scalar(f"losses/{name}", x, global_step)
+        writer.add_scalar("charts/learning_rate", lr, global_step)
+        sps = args.batch_size / (time.perf_counter() - start_time)
+        writer.add_scalar("charts/SPS", sps, global_step)
+        recent_return = np.mean(recent_returns or [np.nan])
+        progress.set_postfix(episodic_return=recent_return, refresh=False)
+        progress.update(args.batch_size)
+        if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal: plain lines
+            print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
+        if run and run.checkpoint_due(args, global_step, args.batch_size):
+            state = {"global_step": global_step, "ranks": [x[1] for x in ranks], "recent_returns": recent_returns}
+            run.save_checkpoint(run_dir, args, __file__, envs, writer, state, agent=agent, optimizer=optimizer)
+
+    envs.close()
+    dist.destroy_process_group()
+    if rank > 0:
+        sys.exit()
+    progress.close()
+    if args.save_model:
+        save_file(agent.state_dict(), f"{run_dir}/{args.exp_name}.safetensors", {"args": json.dumps(vars(args))})
+    if run:  # evaluate, upload, and say where everything is
+        run.finish(run_dir, args, writer, make_envs, load_policy, recent_returns)
+    writer.close()
