@@ -186,7 +186,7 @@ def main(
             video_dir=run_dir / "evaluation" if capture_video else None,
             device=None if cuda else "cpu",
         )
-    except (OSError, ImportError, gym.error.Error) as error:
+    except (OSError, ImportError, ValueError, gym.error.Error) as error:
         sys.exit(f"cannot evaluate: {error}")
     print(f"{args['env_id']} {module.__name__}: {result}")
     if capture_video:
