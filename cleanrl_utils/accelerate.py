@@ -13,7 +13,8 @@ def accelerate(args: Any, device: torch.device, act: Callable, backward: Callabl
     """The same three functions; `update` is the one that calls `backward`."""
     if args.compile:
         torch._dynamo.config.trace_autograd_ops = True  # forward, backward and clipping become one graph
-        backward = torch.compile(backward, options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe})
+        options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+        backward = torch.compile(backward, fullgraph=True, options=options)  # in two graphs, gradients would get lost
     if args.cudagraphs and device.type == "cuda":
         act, update = graphed(act), graphed(update)
     return act, backward, update

@@ -50,7 +50,8 @@ def test_commands_of_the_readme_run_as_written(runner):
         elif words[1] == "-m":
             runner.run(*words[1:])
         else:
-            assert words[:2] == ["python", "cleanrl/ppo.py"], f"nobody has tried: {line}"
+            scripts = ("cleanrl/ppo.py", "cleanrl/ppo_atari_envpool.py")
+            assert words[0] == "python" and words[1] in scripts, f"nobody has tried: {line}"
             short = [] if "--help" in words else SHORT
             short = (
                 ["--total-timesteps", "2560"] if "--total-timesteps" in words else [] if "--resume" in words else short
