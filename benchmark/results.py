@@ -32,7 +32,7 @@ def read_run(run_dir: Path, commit: str, torch: str, machine: str) -> list[dict]
     """The rows of one run."""
     args = json.loads((run_dir / "args.json").read_text())
     events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
-    iterations = events.Scalars("charts/learning_rate")
+    iterations = events.Scalars("charts/SPS")
     episodes = events.Scalars("charts/episodic_return")
     facts = {"algorithm": args["exp_name"], "env_id": args["env_id"], "seed": args["seed"]}
     facts |= {"commit": commit, "torch": torch, "machine": machine}
