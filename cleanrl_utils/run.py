@@ -90,17 +90,26 @@ EXTRAS |= {"other": "atari"}  # what gymnasium says of a missing OpenCV
 EXTRAS |= {name: name for name in ("envpool", "mujoco", "dm_control", "box2d")}
 
 
+def is_atari(game: str) -> bool:
+    """Whether ale_py, if it is there, has the game: another id that ends in -v5 may be a slip of the pen."""
+    if importlib.util.find_spec("ale_py"):
+        importlib.import_module("ale_py")  # registers its games
+    return f"{game}NoFrameskip-v4" in gym.registry
+
+
 def advice(env_id: str, error: Exception) -> str:
     """Why an environment cannot be made, in a line that says what to do."""
     missing = re.search(r"No module named '(\w+)|gymnasium\[([\w-]+)\]|Namespace (dm_control) not", str(error))
     if missing and missing[1] in (*EXTRAS, None):  # another module is the user's own
         module = missing[missing.lastindex]
         return f'its extra is not installed: pip install "cleanrl[{EXTRAS.get(module, module)}]"'
-    if isinstance(error, gym.error.NameNotFound | gym.error.VersionNotFound) and re.fullmatch(r"\w+-v5", env_id):
-        game = env_id.removesuffix("-v5")
+    unknown = isinstance(error, gym.error.NameNotFound | gym.error.NamespaceNotFound | gym.error.VersionNotFound)
+    game = re.sub("^ALE/|NoFrameskip-v4$|-v5$", "", env_id)
+    if unknown and env_id == f"{game}-v5" and is_atari(game):
         return f"an id of EnvPool, for ppo_atari_envpool.py; in gymnasium the game is {game}NoFrameskip-v4"
-    if isinstance(error, gym.error.NameNotFound) and re.fullmatch(r"ALE/.*|.*NoFrameskip-v4", env_id):
-        return "no such Atari game" if "ale_py" in sys.modules else "an Atari game, for ppo_atari.py"
+    if unknown and env_id not in (game, f"{game}-v5"):
+        known = is_atari(game) or not importlib.util.find_spec("ale_py")
+        return "an Atari game, for ppo_atari.py" if known else "no such Atari game"
     if "list_all_envs" in str(error):
         return "no game of EnvPool; those have ids like Breakout-v5. Ids of gymnasium are for ppo_atari.py"
     if re.search("libEGL|libOpenGL", str(error)):

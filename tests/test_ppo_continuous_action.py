@@ -302,6 +302,7 @@ def test_copied_out_file_trains_in_an_empty_folder_without_the_repository(runner
     [
         ("CartPole-v1", None, ["Discrete(2)", "ppo.py"]),
         ("noisy_env:Matrix-v0", MODULES, ["(2, 2)", "no vector"]),
+        ("HalfCheeta-v5", None, ["Did you mean: `HalfCheetah`"]),
         ("HalfCheetah-v5", MODULES / "without_mujoco", ['pip install "cleanrl[mujoco]"']),
         ("dm_control/cartpole-balance-v0", MODULES / "without_shimmy", ['pip install "cleanrl[dm_control]"']),
     ],
