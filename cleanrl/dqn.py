@@ -131,9 +131,9 @@ class QNetwork(nn.Module):
 class ReplayBuffer:
     """The last transitions, each one row of an array, so that a minibatch is gathered at once."""
 
-    def __init__(self, size, obs_dim, device):
-        self.widths = obs_dim, obs_dim, 1, 1, 1  # obs, next_obs, actions, rewards, terminations
-        self.rows, self.count, self.new = torch.zeros((size, sum(self.widths)), device=device), 0, []
+    def __init__(self, size, widths, device):
+        self.widths = widths  # of obs, next_obs, actions, rewards and terminations in a row
+        self.rows, self.count, self.new = torch.zeros((size, sum(widths)), device=device), 0, []
 
     def add(self, *transitions):
         """A step of all environments; the next observation at the end of an episode is its final one."""
@@ -208,7 +208,7 @@ if __name__ == "__main__":
         target_network.load_state_dict(q_network.state_dict())
         lr = torch.tensor(args.learning_rate, device=device)  # a tensor: CUDA graphs read it anew at each replay
         optimizer = torch.optim.Adam(q_network.parameters(), lr, fused=True, capturable=lr.is_cuda)
-        buffer = ReplayBuffer(args.buffer_size, envs.single_observation_space.shape[0], device)
+        buffer = ReplayBuffer(args.buffer_size, (*envs.single_observation_space.shape * 2, 1, 1, 1), device)
     except (gym.error.Error, AssertionError, ImportError, TypeError, ValueError, OSError) as error:
         sys.exit(f"cannot train on {args.env_id}: {run.advice(args.env_id, error) if run else error}")
 

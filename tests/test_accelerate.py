@@ -135,7 +135,7 @@ def test_graphed_updates_lead_to_the_same_parameters(module):
     start = dict(make_agent(module).named_parameters())
     for name, parameter in eager.items():
         torch.testing.assert_close(replayed[name], parameter, rtol=1e-4, atol=1e-5)
-        assert (parameter - start[name]).abs().max() > 1e-3  # they have moved far, compared with the tolerance
+        assert (parameter - start[name]).abs().max() > 5e-4  # they have moved far, compared with the tolerance
     for a, b in zip(eager_stats, replayed_stats, strict=True):
         assert a.keys() == b.keys()
         for name in a:
@@ -149,7 +149,7 @@ def test_learning_rate_of_a_replayed_update_is_the_one_of_its_call():
     update = graphed(update)
     (minibatch,) = make_minibatches(ppo, [64])
     for rate in [1e-3] * CALLS + [0.0, 1e-3]:
-        before = [p.clone() for p in agent.parameters()]
+        before = [p.detach().clone() for p in agent.parameters()]
         lr.fill_(rate)
         update(*minibatch)
         moved = any((p != old).any() for p, old in zip(agent.parameters(), before, strict=True))

@@ -91,7 +91,7 @@ def test_exploration_falls_linearly_and_then_stays():
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 20), st.integers(1, 4), st.lists(st.sampled_from(["add", "write", "copy"]), max_size=60))
 def test_buffer_holds_the_last_transitions(size, num_envs, what_happens):
-    buffer, naive = ReplayBuffer(size, 2, "cpu"), []
+    buffer, naive = ReplayBuffer(size, (2, 2, 1, 1, 1), "cpu"), []
     for event in what_happens:
         if event == "add":
             row = len(naive) + np.arange(num_envs)[:, None] * 1.0
@@ -101,7 +101,7 @@ def test_buffer_holds_the_last_transitions(size, num_envs, what_happens):
         elif event == "write":
             buffer.write()
         else:  # what resuming does
-            saved, buffer = buffer.state_dict(), ReplayBuffer(size, 2, "cpu")
+            saved, buffer = buffer.state_dict(), ReplayBuffer(size, (2, 2, 1, 1, 1), "cpu")
             buffer.load_state_dict(saved)
     buffer.write()
     assert buffer.count == len(naive)
