@@ -2,7 +2,7 @@
 
 python benchmark/speed_atari.py --num-envs 8 --rounds 3 --steps 100000 --flags= --flags=--bf16 --csv speed_atari.csv
 
-Alternates the environments alone, with random actions, stepped as one pool and in two halves (which the script does),
+Alternates the environments alone, with random actions, stepped as one pool and as several (which the script does),
 and the script itself, whose speed is the median of charts/SPS without the first iterations (capture of CUDA graphs).
 """
 
@@ -23,10 +23,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 SCRIPT = Path(__file__).parents[1] / "cleanrl" / "ppo_atari_envpool.py"
 
 
-def environments_alone(env_id: str, num_envs: int, halves: int, steps: int) -> float:
-    size = num_envs // halves
+def environments_alone(env_id: str, num_envs: int, num_pools: int, steps: int) -> float:
+    size = num_envs // num_pools
     atari = {"episodic_life": True, "reward_clip": True}
-    pools = [envpool.make_gymnasium(env_id, num_envs=size, seed=seed, **atari) for seed in range(halves)]
+    pools = [envpool.make_gymnasium(env_id, num_envs=size, seed=seed, **atari) for seed in range(num_pools)]
     rng = np.random.default_rng(0)
     for pool in pools:
         num_actions = pool.single_action_space.n
@@ -67,7 +67,7 @@ def main() -> None:
     task = args.env_id, args.num_envs
     contestants = {
         "environments, one pool": partial(environments_alone, *task, 1, args.steps),
-        "environments, two halves": partial(environments_alone, *task, 2, args.steps),
+        "environments, several pools": partial(environments_alone, *task, max(2, args.num_envs // 32), args.steps),
     }
     for flags in args.flags or [""]:
         contestants[f"{SCRIPT.name} {flags}".strip()] = partial(training, *task, args.steps, flags.split())

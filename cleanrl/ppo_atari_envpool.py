@@ -14,7 +14,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 import gymnasium as gym
 import numpy as np
@@ -216,8 +216,6 @@ if __name__ == "__main__":
     args.batch_size = args.num_envs * args.num_steps
     if min(args.num_envs, args.num_steps, args.num_minibatches) < 1 or args.batch_size % args.num_minibatches:
         sys.exit(f"{args.num_envs} envs x {args.num_steps} steps do not split into {args.num_minibatches} minibatches")
-    if args.num_envs % 2:
-        sys.exit(f"--num-envs {args.num_envs}: an even number, as one half plays while the policy sees to the other")
     args.minibatch_size = args.batch_size // args.num_minibatches
     args.num_iterations = args.total_timesteps // args.batch_size
     if min(args.num_iterations, args.update_epochs) < 1:
@@ -233,7 +231,9 @@ if __name__ == "__main__":
 
     run_dir = args.resume or f"runs/{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
     try:
-        envs = [make_envs(args.env_id, args.num_envs // 2, args.capture_video, run_dir) for _half in range(2)]
+        # Two pools or more, of about 32: while the policy sees to one, the others play
+        bounds = np.linspace(0, args.num_envs, max(min(2, args.num_envs), args.num_envs // 32) + 1, dtype=int).tolist()
+        envs = [make_envs(args.env_id, end - start, args.capture_video, run_dir) for start, end in pairwise(bounds)]
         agent = Agent(envs[0]).to(device)
         agent.bf16 = args.bf16
         lr = torch.tensor(args.learning_rate, device=device)  # a tensor: CUDA graphs read it anew at each replay
@@ -263,7 +263,7 @@ if __name__ == "__main__":
     actions = np.zeros((args.num_steps, args.num_envs), dtype=np.int64)
     rewards = np.zeros((args.num_steps, args.num_envs), dtype=np.float32)
     terminations, truncations, played = np.zeros((3, *rewards.shape), dtype=bool)
-    scores, halves = np.zeros(args.num_envs), (slice(args.num_envs // 2), slice(args.num_envs // 2, args.num_envs))
+    scores, shares = np.zeros(args.num_envs), [slice(*pair) for pair in pairwise(bounds)]  # the columns of each pool
     if args.resume:
         global_step, next_obs, recent_returns = run.restore(checkpoint, envs, agent=agent, optimizer=optimizer)
     writer = run.start(run_dir, args, __file__, global_step) if run else SummaryWriter(run_dir)
@@ -273,22 +273,22 @@ if __name__ == "__main__":
         lr.fill_(args.learning_rate * (1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1))  # detail 4
 
         # Rollout: only act; one forward pass after it gives the log-probabilities and values of all its steps
-        for step, (pool, half) in product(range(args.num_steps + 1), zip(envs, halves)):
-            if step > 0:  # this half has played while the policy saw to the other
-                row = step - 1, half
-                next_obs[half], rewards[row], terminations[row], truncations[row], infos = pool.recv()
-                global_step += args.num_envs // 2
-                scores[half] += infos["reward"]  # not clipped
+        for step, (pool, share) in product(range(args.num_steps + 1), zip(envs, shares)):
+            if step > 0:  # this pool has played while the policy saw to the others
+                row = step - 1, share
+                next_obs[share], rewards[row], terminations[row], truncations[row], infos = pool.recv()
+                global_step += pool.config["num_envs"]
+                scores[share] += infos["reward"]  # not clipped
                 for idx in np.flatnonzero(infos["terminated"] | truncations[row]):  # of whole games, not of lives
-                    recent_returns.append(scores[half][idx])
-                    episode_step = global_step - args.num_envs // 2 + idx + 1  # no two episodes share a step
-                    writer.add_scalar("charts/episodic_return", scores[half][idx], episode_step)
+                    recent_returns.append(scores[share][idx])
+                    episode_step = global_step - pool.config["num_envs"] + idx + 1  # no two episodes share a step
+                    writer.add_scalar("charts/episodic_return", scores[share][idx], episode_step)
                     writer.add_scalar("charts/episodic_length", infos["elapsed_step"][idx], episode_step)
-                    scores[half][idx] = 0
+                    scores[share][idx] = 0
             if step < args.num_steps:
-                obs[step, half] = torch.as_tensor(next_obs[half])
-                played[step, half] = ~(terminations[step - 1, half] | truncations[step - 1, half])  # these only reset
-                actions[step, half] = action = agent.get_action(obs[step, half]).cpu().numpy()
+                obs[step, share] = torch.as_tensor(next_obs[share])
+                played[step, share] = ~(terminations[step - 1, share] | truncations[step - 1, share])  # these reset
+                actions[step, share] = action = agent.get_action(obs[step, share]).cpu().numpy()
                 pool.send(action)
 
         # Targets

@@ -1,4 +1,4 @@
-"""PPO on EnvPool's games: its reset steps are not trained on, its two halves play at once, and what a run promises."""
+"""PPO on EnvPool's games: its reset steps are not trained on, its pools play at once, and what a run promises."""
 
 import dataclasses
 import random
@@ -29,7 +29,7 @@ NUM_ENVS, NUM_STEPS, ITERATIONS = 6, 16, 20
 HALVES = slice(NUM_ENVS // 2), slice(NUM_ENVS // 2, NUM_ENVS)
 FLAGS = ["--no-cuda", "--num-envs", NUM_ENVS, "--num-steps", NUM_STEPS, "--num-minibatches", 2, "--update-epochs", 1]
 FLAGS += ["--total-timesteps", NUM_ENVS * NUM_STEPS * ITERATIONS]
-# Time limits of the two halves. The short one of Breakout cuts the first games off at the last step of the first
+# Time limits of the two pools. The short one of Breakout cuts the first games off at the last step of the first
 # rollout; the long ones let some games end by themselves. A life lasts 24 steps at least in Breakout.
 LIMITS = {"Breakout-v5": (NUM_STEPS, 150), "Asterix-v5": (60, 215)}
 KEPT = ["obs", "actions", "rewards", "terminations", "truncations", "played", "advantages", "returns", "next_obs"]
@@ -47,7 +47,7 @@ def one_thread():
 
 
 class WatchedPool:
-    """One half of the environments. `clock` counts the time that the script waits if every step of a half takes 1.
+    """One pool of environments. `clock` counts the time that the script waits if every step of a pool takes 1.
 
     A spoiled one passes other actions to EnvPool's reset steps, and returns rubbish where only these could learn from
     it: as their rewards, and as the observation after the end of an episode.
@@ -199,7 +199,7 @@ def test_recording_has_all_kinds_of_ends(recorded):
         assert games.truncations[ends].any() and games.terminations[ends].any()
 
 
-def test_rollouts_hold_what_envpool_returns_each_half_in_its_columns(recorded):
+def test_rollouts_hold_what_envpool_returns_each_pool_in_its_columns(recorded):
     for rollout, part in parts(recorded):
         np.testing.assert_array_equal(rollout.obs, recorded.games.obs[part])
         np.testing.assert_array_equal(rollout.next_obs, recorded.games.next_obs[part][-1])
@@ -219,9 +219,17 @@ def test_every_environment_has_a_seed_of_its_own(recorded):
     assert len(seeds) == NUM_ENVS
 
 
-def test_both_halves_play_at_the_same_time(recorded):
+def test_pools_play_at_the_same_time(recorded):
     """One after the other they would take twice as long."""
     assert recorded.time == NUM_STEPS * ITERATIONS
+
+
+@pytest.mark.parametrize("num_envs, sizes", [(1, [1]), (5, [2, 3]), (100, [33, 33, 34])])
+def test_pools_share_any_number_of_environments(num_envs, sizes, tmp_path):
+    flags = ["--no-cuda", "--num-envs", num_envs, "--num-steps", 2, "--num-minibatches", 1, "--update-epochs", 1]
+    run = run_script(tmp_path, "--env-id", "Breakout-v5", *flags, "--total-timesteps", 4 * num_envs)
+    assert [pool.num_envs for pool in run.pools] == sizes
+    assert len(run.rollouts) == 2 and run.time == 4  # all pools play at the same time
 
 
 # The targets
@@ -445,7 +453,6 @@ def assert_one_clear_line(code, output, words):
         (["--env-id", "ALE/Breakout-v5"], ["like Breakout-v5", "ppo_atari.py"]),
         (["--env-id", "CartPole-v1"], ["CartPole-v1", "no Atari game", "Breakout-v5"]),
         (["--env-id", "NoSuchGame-v5"], ["no game of EnvPool", "Breakout-v5"]),
-        (["--num-envs", 3], ["--num-envs 3", "even"]),
         (["--num-envs", 0], ["0 envs"]),
         (["--capture-video"], ["--capture-video", "ppo_atari.py"]),
     ],
