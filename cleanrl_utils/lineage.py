@@ -44,7 +44,7 @@ FAMILY = {
     "ppo_continuous_action.py": ("ppo.py", 35),
     "rpo_continuous_action.py": ("ppo_continuous_action.py", 5),
     "dqn.py": ("none", 300),
-    "dqn_atari.py": ("dqn.py", 35),
+    "dqn_atari.py": ("dqn.py", 41),
     "c51.py": ("dqn.py", 45),
     "c51_atari.py": ("c51.py", 35),
     "ddpg_continuous_action.py": ("none", 310),

@@ -25,6 +25,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from cleanrl_utils.accelerate import accelerate  # noqa: F401 (the files call it as run.accelerate)
 from cleanrl_utils.evaluate import SEED_OFFSET, evaluate
+from cleanrl_utils.memory import fit  # noqa: F401 (and this as run.fit)
 from cleanrl_utils.snapshot import restore_snapshot, take_snapshot
 
 # What a resumed run may not change: its checkpoint would no longer fit, or the flag would have no effect.
