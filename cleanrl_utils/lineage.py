@@ -46,7 +46,7 @@ FAMILY = {
     "dqn.py": ("none", 300),
     "dqn_atari.py": ("dqn.py", 41),
     "c51.py": ("dqn.py", 45),
-    "c51_atari.py": ("c51.py", 35),
+    "c51_atari.py": ("c51.py", 45),
     "ddpg_continuous_action.py": ("none", 310),
     "td3_continuous_action.py": ("ddpg_continuous_action.py", 40),
     "sac_continuous_action.py": ("td3_continuous_action.py", 70),

@@ -131,8 +131,8 @@ def test_loss_and_gradient_equal_a_naive_version():
     batch, atoms = batch_of_transitions(np.random.default_rng(1)), np.linspace(-10, 10, 11)
     logits, *others = (torch.tensor(x) for x in batch)
     logits.requires_grad_()
-    others[-1] = others[-1].double()
-    loss, stats = c51_loss(logits, *others, 0.9, torch.tensor(atoms))
+    next_logits, *columns = others[0], *(x.double()[:, None] for x in others[1:])
+    loss, stats = c51_loss(logits, next_logits, *columns, 0.9, torch.tensor(atoms))
     loss.backward()
     expected, gradient, value = naive_loss(*batch, 0.9, atoms)
     assert loss.item() == stats["loss"].item() == pytest.approx(expected, rel=1e-12)
@@ -149,14 +149,15 @@ def test_loss_is_that_of_clamped_probabilities_where_none_is_clamped():
     pmfs = logits.softmax(-1)[range(32), others[1]]
     assert pmfs.min() > 1e-5 and pmfs.max() < 1 - 1e-5
     published = -(target * pmfs.clamp(1e-5, 1 - 1e-5).log()).sum(-1).mean()
-    torch.testing.assert_close(c51_loss(logits, *others, 0.9, atoms)[0], published)
+    columns = (x[:, None] for x in others[1:])
+    torch.testing.assert_close(c51_loss(logits, others[0], *columns, 0.9, atoms)[0], published)
 
 
 def test_certain_and_wrong_prediction_still_has_a_gradient():
     """Clamped, the probability of the right atom would have none."""
     logits = torch.tensor([[[0.0, -60.0, 0.0]]], requires_grad=True)
-    next_logits, zero = torch.zeros(1, 1, 3), torch.zeros(1)
-    loss, _ = c51_loss(logits, next_logits, zero.long(), zero, zero + 1, 0.9, torch.linspace(-1, 1, 3))
+    next_logits, zero = torch.zeros(1, 1, 3), torch.zeros(1, 1)
+    loss, _ = c51_loss(logits, next_logits, zero, zero, zero + 1, 0.9, torch.linspace(-1, 1, 3))
     loss.backward()
     torch.testing.assert_close(logits.grad, torch.tensor([[[0.5, -1.0, 0.5]]]))
     assert loss.item() == pytest.approx(60 + np.log(2), rel=1e-5)
@@ -186,9 +187,9 @@ def test_update_of_the_script_equals_numpy_in_double_precision(monkeypatch, tmp_
     rng, atoms = np.random.default_rng(1), np.linspace(-10, 30, 11)
     for network in (q_network, target_network):  # far from each other: they often disagree about the best action
         torch.nn.init.normal_(network.network[-2].weight)
-    rows = buffer.sample(64)
-    rows[:, -1] = torch.tensor(rng.random(64) < 0.3)
-    obs, next_obs, actions, rewards, terminations = (x.double().numpy() for x in rows.split(buffer.widths, -1))
+    minibatch = buffer.sample(64)
+    minibatch[-1].copy_(torch.tensor(rng.random((64, 1)) < 0.3))
+    obs, next_obs, actions, rewards, terminations = (x.double().numpy() for x in minibatch)
 
     def forward(network, x):
         w1, b1, w2, b2, w3, b3 = (p.detach().double().numpy() for p in network.parameters())
@@ -203,7 +204,7 @@ def test_update_of_the_script_equals_numpy_in_double_precision(monkeypatch, tmp_
     loss, gradient, value = naive_loss(logits, next_logits, *outcomes, 0.99, atoms)
 
     q_network.zero_grad()
-    stats = script["backward"](rows)
+    stats = script["backward"](*minibatch)
     assert stats["loss"].item() == pytest.approx(loss, rel=1e-5)
     assert stats["q_values"].item() == pytest.approx(value, rel=1e-5)
     np.testing.assert_allclose(q_network.network[-2].weight.grad, gradient.reshape(64, -1).T @ hidden, atol=1e-5)
