@@ -4,11 +4,12 @@ Usage:
     pip install -e ".[bench]"
     python benchmark/speed.py [--task cartpole] [--rounds 5] [--steps 60000] [--core 1] [--csv-file speed.csv]
 
-Every contestant trains PPO on the task with the same hyper-parameters, logging to TensorBoard, in a process of its own
-pinned to one core. The tasks: cartpole (CartPole-v1, 4 environments) and halfcheetah (HalfCheetah-v4, one environment,
-observations and rewards normalized). Rounds alternate between the contestants, so that a busy moment of the machine
-hits them alike. Speed is read from the wall-clock times of each contestant's own TensorBoard events, between
-`--warm-up` steps (start-up and compilation are over) and the end. Reported: median over rounds, and its ratio to
+Every contestant trains on the task with the same hyper-parameters, logging to TensorBoard, in a process of its own
+pinned to one core. The tasks: PPO on cartpole (CartPole-v1, 4 environments) and on halfcheetah (HalfCheetah-v4, one
+environment, observations and rewards normalized); dqn (CartPole-v1); ddpg, td3 and sac (HalfCheetah-v4, one update a
+step). Rounds alternate between the contestants, so that a busy moment of the machine hits them alike. Speed is read
+from the wall-clock times of each contestant's own TensorBoard events, between `--warm-up` steps (start-up and
+compilation are over, learning has begun) and the end. Reported: median over rounds, and its ratio to
 Stable-Baselines3's.
 """
 
@@ -30,27 +31,64 @@ ROOT = Path(__file__).resolve().parents[1]
 PEER = """
 import sys, torch
 torch.set_num_threads(1)
-from {module} import PPO
+from {module} import DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
-settings = dict(gamma=0.99, gae_lambda=0.95, clip_range=0.2, vf_coef=0.5, max_grad_norm=0.5, seed=1)
+extra, steps = {extra}, int(sys.argv[2])
 {task}
-model = PPO("MlpPolicy", envs, **settings, **{extra}, device="cpu", tensorboard_log=sys.argv[1])
-model.learn(int(sys.argv[2]))
+model = algorithm("MlpPolicy", envs, gamma=0.99, seed=1, **settings, device="cpu", tensorboard_log=sys.argv[1])
+model.learn(steps)
 """
 # How a peer is told to do what our file does by default.
+PPO = "settings = dict(gae_lambda=0.95, clip_range=0.2, vf_coef=0.5, max_grad_norm=0.5, **extra)\nalgorithm = PPO"
+# Learning starts soon, so that there is something to measure; ours are given the same.
+LEARNING_STARTS = 1000
+OFF_POLICY = (
+    f"settings = dict(learning_starts={LEARNING_STARTS}, train_freq=1, gradient_steps=1, buffer_size=1_000_000)"
+)
+CHEETAH = 'envs = make_vec_env("HalfCheetah-v4", 1, seed=1)\nsettings.update(batch_size=256, tau=0.005)'
 TASKS = {
-    "cartpole": """
+    "cartpole": f"""
+{PPO}
 envs = make_vec_env("CartPole-v1", 4, seed=1)
 settings.update(n_steps=128, batch_size=128, n_epochs=4, learning_rate=lambda left: 2.5e-4 * left, ent_coef=0.01)
 """,
-    "halfcheetah": """
+    "halfcheetah": f"""
+{PPO}
 envs = VecNormalize(make_vec_env("HalfCheetah-v4", 1, seed=1))
 settings.update(n_steps=2048, batch_size=64, n_epochs=10, learning_rate=lambda left: 3e-4 * left, ent_coef=0.0)
 """,
+    "dqn": f"""
+{OFF_POLICY}
+algorithm = DQN
+envs = make_vec_env("CartPole-v1", 1, seed=1)
+settings.update(buffer_size=10_000, batch_size=128, tau=1.0, train_freq=10, target_update_interval=500)
+settings.update(learning_rate=2.5e-4, policy_kwargs=dict(net_arch=[120, 84]))
+settings.update(exploration_fraction=0.5, exploration_initial_eps=1.0, exploration_final_eps=0.05)
+""",
+    "ddpg": f"""
+{OFF_POLICY}
+algorithm = DDPG
+{CHEETAH}
+settings.update(learning_rate=3e-4, policy_kwargs=dict(net_arch=[256, 256]))
+""",
+    "td3": f"""
+{OFF_POLICY}
+algorithm = TD3
+{CHEETAH}
+settings.update(learning_rate=3e-4, policy_delay=2, policy_kwargs=dict(net_arch=[256, 256]))
+""",
+    "sac": f"""
+{OFF_POLICY}
+algorithm = SAC
+{CHEETAH}
+settings.update(learning_rate=3e-4, policy_kwargs=dict(net_arch=[256, 256]))
+""",
 }
-TITLES = {"cartpole": "CartPole-v1, 4 environments", "halfcheetah": "HalfCheetah-v4, 1 environment"}
-SCRIPTS = {"cartpole": "ppo.py", "halfcheetah": "ppo_continuous_action.py"}
+TITLES = {"cartpole": "PPO, CartPole-v1, 4 environments", "halfcheetah": "PPO, HalfCheetah-v4, 1 environment"}
+TITLES |= {"dqn": "DQN, CartPole-v1"} | {name: f"{name.upper()}, HalfCheetah-v4" for name in ("ddpg", "td3", "sac")}
+SCRIPTS = {"cartpole": "ppo.py", "halfcheetah": "ppo_continuous_action.py", "dqn": "dqn.py"}
+SCRIPTS |= {name: f"{name}_continuous_action.py" for name in ("ddpg", "td3", "sac")}
 # SBX does not offer the clipping of the value loss, a saving of one maximum per minibatch.
 PEERS = {"stable-baselines3": ("stable_baselines3", {"clip_range_vf": 0.2}), "sbx": ("sbx", {})}
 
@@ -71,6 +109,8 @@ def train(name: str, task: str, steps: int, folder: Path) -> list[str]:
             str(steps),
         ]
     script, *flags = name.split()
+    if task not in ("cartpole", "halfcheetah"):
+        flags += ["--learning-starts", str(LEARNING_STARTS)]
     return [sys.executable, str(ROOT / "cleanrl" / script), "--no-cuda", "--total-timesteps", str(steps), *flags]
 
 
@@ -83,14 +123,14 @@ def measure(name: str, task: str, steps: int, warm_up: int, core: int | None) ->
         subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
         logs = next(Path(folder).rglob("events.out.tfevents.*")).parent
         events = EventAccumulator(str(logs), size_guidance={"scalars": 0}).Reload()
-        tag = next(tag for tag in events.Tags()["scalars"] if tag.endswith("/learning_rate"))
+        tag = next(tag for tag in events.Tags()["scalars"] if tag in ("charts/SPS", "time/fps"))
         points = [(x.step, x.wall_time) for x in events.Scalars(tag) if x.step >= warm_up]
     (first_step, first_time), (last_step, last_time) = points[0], points[-1]
     return (last_step - first_step) / (last_time - first_time)
 
 
 def main(
-    task: Literal["cartpole", "halfcheetah"] = "cartpole",
+    task: Literal["cartpole", "halfcheetah", "dqn", "ddpg", "td3", "sac"] = "cartpole",
     rounds: int = 5,
     steps: int = 60_000,
     warm_up: int = 20_000,
@@ -114,7 +154,7 @@ def main(
             speeds[name].append(measure(name, task, steps, warm_up, core))
             print(f"round {number}  {name:<35} {speeds[name][-1]:8.0f} steps/s", flush=True)
     base = statistics.median(speeds["stable-baselines3"])
-    print(f"\n| PPO, {TITLES[task]}, one core | steps/s (median of {rounds}) | x stable-baselines3 |")
+    print(f"\n| {TITLES[task]}, one core | steps/s (median of {rounds}) | x stable-baselines3 |")
     print("|---|---|---|")
     for name, values in speeds.items():
         print(f"| {name} | {statistics.median(values):.0f} | {statistics.median(values) / base:.2f} |")

@@ -34,7 +34,10 @@ def free_memory() -> float:
         lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
         amounts.append(1024.0 * int(lines["MemAvailable"].split()[0]))
     group = Path("/sys/fs/cgroup")
-    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
         if (group / limit).exists() and (group / limit).read_text().strip() != "max":
             cached = inactive_files(group / limit)
             amounts.append(int((group / limit).read_text()) - int((group / used).read_text()) + cached)
