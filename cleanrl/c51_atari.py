@@ -144,7 +144,8 @@ class ReplayBuffer:
     def __init__(self, size, widths, device):
         self.widths = widths  # of obs, next_obs, actions, rewards and terminations in a row
         self.rows, self.count, self.new = torch.zeros((size, sum(widths)), dtype=torch.float64), 0, []
-        self.frames = torch.zeros((size + size // 20 + 8, 84, 84), dtype=torch.uint8, device=device)
+        # NumPy's zeros take no memory before they are overwritten; there is room for an episode each 25 steps
+        self.frames = torch.from_numpy(np.zeros((size + size // 25 + 1000, 84, 84), dtype=np.uint8)).to(device)
         self.num_frames, self.last_obs, self.last_numbers = 0, -1, np.full(4, -1)
 
     def add(self, obs, next_obs, *outcomes):

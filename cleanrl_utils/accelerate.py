@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_map_only
 
 WARMUP = 3  # calls before the capture: libraries tune themselves and optimizers allocate their state in these
 
@@ -43,7 +43,7 @@ def graphed(function: Callable) -> Callable:
             torch.cuda.current_stream().wait_stream(warmup)
             return outputs
         if key not in graphs:
-            graph, static_inputs = torch.cuda.CUDAGraph(), tree_map(torch.clone, inputs)
+            graph, static_inputs = torch.cuda.CUDAGraph(), tree_map_only(torch.Tensor, torch.clone, inputs)
             with torch.cuda.graph(graph):
                 static_outputs = function(*static_inputs)
             graphs[key] = graph, static_inputs, static_outputs

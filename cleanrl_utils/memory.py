@@ -11,7 +11,10 @@ GPU_SHARE = 0.8  # of the memory free on the GPU; the rest is for networks, grap
 
 def fit(buffer_class: type, size: int, widths: tuple[int, ...], device: torch.device) -> Any:
     """The replay buffer, on `device` if it fits there, else on the CPU; an error that says so if it will not fit."""
-    tensors = vars(buffer_class(size, widths, torch.device("meta"))).values()  # takes no memory
+    try:
+        tensors = vars(buffer_class(size, widths, torch.device("meta"))).values()  # takes no memory
+    except (MemoryError, RuntimeError):  # not even without taking it
+        raise ValueError(f"--buffer-size {size} takes more memory than there is") from None
     need = sum(x.nbytes for x in tensors if isinstance(x, torch.Tensor))
     if device.type == "cuda":
         if need < GPU_SHARE * torch.cuda.mem_get_info(device)[0]:

@@ -29,7 +29,7 @@ from cleanrl_utils.memory import fit  # noqa: F401 (and this as run.fit)
 from cleanrl_utils.snapshot import restore_snapshot, take_snapshot
 
 # What a resumed run may not change: its checkpoint would no longer fit, or the flag would have no effect.
-FIXED_ON_RESUME = ("env_id", "exp_name", "seed", "num_envs")
+FIXED_ON_RESUME = ("env_id", "exp_name", "seed", "num_envs", "buffer_size")
 
 
 def start(run_dir: str, args: Any, script: str, global_step: int) -> SummaryWriter:
@@ -98,6 +98,13 @@ def is_atari(game: str) -> bool:
     return f"{game}NoFrameskip-v4" in gym.registry
 
 
+def atari_file() -> str:
+    """The file for Atari games that is related to the one that runs."""
+    script = Path(sys.argv[0])
+    related = script.with_name(f"{script.stem.split('_')[0]}_atari.py")
+    return related.name if related.exists() else "ppo_atari.py"
+
+
 def advice(env_id: str, error: Exception) -> str:
     """Why an environment cannot be made, in a line that says what to do."""
     missing = re.search(r"No module named '(\w+)|gymnasium\[([\w-]+)\]|Namespace (dm_control) not", str(error))
@@ -110,7 +117,7 @@ def advice(env_id: str, error: Exception) -> str:
         return f"an id of EnvPool, for ppo_atari_envpool.py; in gymnasium the game is {game}NoFrameskip-v4"
     if unknown and env_id not in (game, f"{game}-v5"):
         known = is_atari(game) or not importlib.util.find_spec("ale_py")
-        return "an Atari game, for ppo_atari.py" if known else "no such Atari game"
+        return f"an Atari game, for {atari_file()}" if known else "no such Atari game"
     if "list_all_envs" in str(error):
         return "no game of EnvPool; those have ids like Breakout-v5. Ids of gymnasium are for ppo_atari.py"
     if re.search("libEGL|libOpenGL", str(error)):
@@ -208,7 +215,7 @@ def load_checkpoint(run_dir: str, script: str, args_class: type) -> tuple[Any, d
     saved = args_class(**checkpoint["args"])
     args = tyro.cli(args_class, default=saved)
     for flag in FIXED_ON_RESUME:
-        if getattr(args, flag) != getattr(saved, flag):
+        if getattr(args, flag, None) != getattr(saved, flag, None):
             option = flag.replace("_", "-")
             sys.exit(
                 f"--resume {run_dir}: --{option} is {getattr(saved, flag)} there and cannot change; start a new run"

@@ -169,6 +169,17 @@ def test_inputs_of_another_shape_get_a_graph_of_their_own(module):
 
 
 @needs_cuda
+def test_constants_beside_tensors_get_a_graph_each():
+    def function(x, scale, twice):
+        return x * scale * (2 if twice else 1)
+
+    replay, x = graphed(function), torch.ones(2, device="cuda")
+    for _ in range(CALLS):
+        for scale, twice in ((0.0, False), (3.0, False), (3.0, True)):
+            assert replay(x, scale, twice).tolist() == [scale * (1 + twice)] * 2
+
+
+@needs_cuda
 def test_outputs_are_not_overwritten_by_later_calls():
     double = graphed(lambda x: {"twice": 2 * x, "nested": (x + 1, [x - 1])})
     outputs = [double(torch.full((3,), float(i), device="cuda")) for i in range(CALLS)]
