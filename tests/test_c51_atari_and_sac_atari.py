@@ -1,0 +1,219 @@
+"""c51_atari.py and sac_atari.py: sums over actions, the buffer of dqn_atari.py, and what a run promises."""
+
+import ast
+import csv
+import dataclasses
+import runpy
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, curves
+from test_ppo_atari import assert_one_clear_line, needs_atari
+
+from cleanrl import c51_atari, dqn_atari, sac_atari
+
+PIXEL_GAME = ROOT / "tests" / "modules" / "pixel_game.py"
+SPEC = ROOT.parent / "shared" / "spec" / "hyperparameters.csv"
+SHORT = ["--no-cuda", "--total-timesteps", 240, "--learning-starts", 100, "--buffer-size", 150, "--env-id", "Drift-v0"]
+SHORT += ["--batch-size", 8]
+files = pytest.mark.parametrize("module", [c51_atari, sac_atari], ids=lambda module: module.__name__)
+
+if "Drift-v0" not in gym.registry:
+    runpy.run_path(str(PIXEL_GAME))
+
+
+def script_of(module):
+    return ROOT / f"{module.__name__.replace('.', '/')}.py"
+
+
+def run_script(monkeypatch, folder, module, *flags) -> dict:
+    """Train in this process; returns the variables of the script."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", [str(script_of(module)), *map(str, flags)])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    try:
+        return runpy.run_path(str(script_of(module)), run_name="__main__")
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# What they share with others
+
+
+@files
+def test_flags_and_defaults_are_those_of_the_published_file(module):
+    if not SPEC.exists():
+        pytest.skip("the list of published defaults is not in the repository")
+    with open(SPEC) as file:
+        rows = {row[1]: row[3] for row in csv.reader(file) if row[0] == script_of(module).name}
+    defaults = dataclasses.asdict(module.Args())
+    assert len(rows) > 20
+    for name, text in rows.items():
+        if name == "exp_name":
+            continue
+        published = eval(text, {"__builtins__": {}, "int": int})
+        assert defaults[name] == published, name
+
+
+@files
+def test_replay_buffer_and_games_are_those_of_dqn_atari(module):
+    """Tested there."""
+
+    def definitions(other):
+        tree = ast.parse(script_of(other).read_text())
+        return {x.name: ast.unparse(x) for x in tree.body if isinstance(x, ast.ClassDef | ast.FunctionDef)}
+
+    for name in ("ReplayBuffer", "make_env", "make_envs"):
+        assert definitions(module)[name] == definitions(dqn_atari)[name]
+
+
+# The losses of SAC
+
+
+def distribution(logits):
+    """Probabilities and their logarithms, one row after the other."""
+    exps = np.exp(logits - logits.max(1, keepdims=True))
+    probs = exps / exps.sum(1, keepdims=True)
+    return probs, np.log(probs)
+
+
+def test_losses_of_policy_and_temperature_are_sums_over_actions_and_means_over_the_batch():
+    rng, log_alpha, target_entropy = np.random.default_rng(1), -0.7, 1.1
+    logits, q_values = rng.normal(size=(2, 16, 5))
+    probs, logprobs = distribution(logits)
+    actor_loss = alpha_loss = 0.0
+    for i in range(16):
+        for a in range(5):
+            actor_loss += probs[i, a] * (np.exp(log_alpha) * logprobs[i, a] - q_values[i, a]) / 16
+            alpha_loss -= probs[i, a] * np.exp(log_alpha) * (logprobs[i, a] + target_entropy) / 16
+    t_logits, t_log_alpha = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (logits, log_alpha))
+    arguments = torch.tensor(q_values), t_logits.log_softmax(-1), t_log_alpha, target_entropy
+    loss, stats = sac_atari.policy_loss(*arguments)
+    loss.backward()
+    np.testing.assert_allclose(stats["actor_loss"], actor_loss, rtol=1e-12)
+    np.testing.assert_allclose(stats["alpha_loss"], alpha_loss, rtol=1e-12)
+    np.testing.assert_allclose(stats["alpha"], np.exp(log_alpha), rtol=1e-12)
+    # d/d logit_k of sum_a p_a f_a = p_k (f_k - sum_a p_a f_a), f depending on log p as well: its part sums to zero
+    f = np.exp(log_alpha) * logprobs - q_values
+    gradient = probs * (f - (probs * f).sum(1, keepdims=True)) / 16
+    np.testing.assert_allclose(t_logits.grad, gradient, atol=1e-14)
+    np.testing.assert_allclose(t_log_alpha.grad, alpha_loss, rtol=1e-12)  # alpha = exp(log_alpha)
+
+
+def test_temperature_that_is_not_tuned_has_no_loss():
+    log_alpha = torch.tensor(-1.0, requires_grad=True)
+    loss, stats = sac_atari.policy_loss(torch.zeros(2, 3), torch.full((2, 3), 1 / 3).log(), log_alpha, None)
+    assert "alpha_loss" not in stats and not loss.requires_grad
+
+
+@needs_atari
+def test_target_of_the_critics_is_the_expectation_over_actions(monkeypatch, tmp_path):
+    script = run_script(monkeypatch, tmp_path, sac_atari, *SHORT)
+    networks, targets = script["networks"].double(), script["targets"].double()
+    torch.manual_seed(1)
+    for network in (*networks.values(), *targets.values()):  # far from each other
+        torch.nn.init.normal_(network.network[-1].weight, std=0.1)
+    obs, next_obs = torch.randint(0, 256, (2, 8, 4, 84, 84)).double()
+    actions, rewards = torch.randint(0, 3, (8, 1)).double(), torch.randn(8, 1).double()
+    terminations = torch.tensor([0.0, 1.0]).repeat(4)[:, None].double()
+    stats = script["critic_backward"](obs, next_obs, actions, rewards, terminations)
+
+    with torch.no_grad():
+        probs, logprobs = distribution(networks["actor"].network(next_obs / 255).numpy())
+        both = [targets[name].network(next_obs / 255).numpy() for name in ("qf1", "qf2")]
+        values = [networks[name].network(obs / 255).numpy() for name in ("qf1", "qf2")]
+    alpha = np.exp(networks.log_alpha.item())
+    losses = np.zeros(2)
+    for i in range(8):
+        next_value = sum(probs[i, a] * (min(both[0][i, a], both[1][i, a]) - alpha * logprobs[i, a]) for a in range(3))
+        target = rewards[i, 0].item() + 0.99 * (1 - terminations[i, 0].item()) * next_value
+        losses += [(q[i, int(actions[i, 0])] - target) ** 2 / 8 for q in values]
+    np.testing.assert_allclose([stats["qf1_loss"], stats["qf2_loss"]], losses, rtol=1e-9)
+    assert all(x.grad is None for x in targets.parameters())
+
+
+def test_actions_are_drawn_with_the_probabilities_of_the_policy():
+    class Fixed(sac_atari.Actor):
+        def __init__(self):
+            torch.nn.Module.__init__(self)
+
+        def forward(self, x):
+            return torch.tensor([0.1, 0.2, 0.7]).log().expand(len(x), 3)
+
+    torch.manual_seed(1)
+    drawn = Fixed().get_action(torch.zeros(20_000, 1), 1.0)
+    np.testing.assert_allclose(drawn.bincount() / 20_000, [0.1, 0.2, 0.7], atol=0.012)
+    assert (Fixed().get_action(torch.zeros(50, 1)) == 2).all()
+
+
+# A run
+
+
+@needs_atari
+@files
+def test_model_is_saved_and_evaluated_and_the_same_seed_gives_the_same_run(monkeypatch, tmp_path, module):
+    def train(name, *flags):
+        flags = [*SHORT, "--num-envs", 2, "--exp-name", name, "--checkpoint-frequency", 150, *flags]
+        return tmp_path / run_script(monkeypatch, tmp_path, module, *flags)["run_dir"]
+
+    first, same, other = train("first", "--save-model"), train("same"), train("other", "--seed", 2)
+    assert len(curves(first)["eval/episodic_return"]) == 10
+    a, b = (torch.load(run_dir / "checkpoint.pt", weights_only=False) for run_dir in (first, same))
+    assert a["buffer"]["count"] == 240
+    learned = ("q_network", "target_network") if module is c51_atari else ("networks", "targets")
+    for part in (*learned, "buffer"):
+        torch.testing.assert_close(a[part], b[part], rtol=0, atol=0)
+    losses = [tag for tag in curves(first) if tag.startswith("losses/")]
+    expected = {"loss", "q_values"} if module is c51_atari else {"qf1_values", "qf2_values", "qf1_loss", "qf2_loss"}
+    expected |= set() if module is c51_atari else {"qf_loss", "actor_loss", "alpha", "alpha_loss"}
+    assert {tag.removeprefix("losses/") for tag in losses} == expected
+    for tag in losses:
+        assert curves(first)[tag] == curves(same)[tag] != curves(other)[tag]
+
+
+@needs_atari
+@files
+def test_resumed_run_equals_one_that_never_stopped(monkeypatch, tmp_path, module):
+    never_stopped = run_script(monkeypatch, tmp_path, module, *SHORT)["run_dir"]
+    half = [*SHORT, "--exp-name", "half", "--total-timesteps", 170, "--checkpoint-frequency", 170]
+    if module is c51_atari:  # whose exploration depends on the length of the run
+        half += ["--exploration-fraction", 24 / 170]
+    stopped = run_script(monkeypatch, tmp_path, module, *half)["run_dir"]
+    fraction = ["--exploration-fraction", 0.1] if module is c51_atari else []
+    run_script(monkeypatch, tmp_path, module, "--resume", stopped, "--total-timesteps", 240, *fraction)
+    a, b = (torch.load(f"{run_dir}/checkpoint.pt", weights_only=False) for run_dir in (never_stopped, stopped))
+    assert a["global_step"] == b["global_step"] == 240
+    for part in a.keys() & {"q_network", "target_network", "optimizer", "networks", "targets", "buffer"}:
+        torch.testing.assert_close(a[part], b[part], rtol=0, atol=0)
+
+
+@needs_atari
+@files
+def test_mistake_gets_one_clear_line(runner, module):
+    for flags, words in (
+        (["--env-id", "Breakout-v5"], "BreakoutNoFrameskip-v4"),
+        (["--env-id", "CartPole-v1"], "no Atari game"),
+        (["--batch-size", "0"], "--batch-size"),
+    ):
+        assert_one_clear_line(runner.run(script_of(module), *flags, check=False), words)
+    assert not list(runner.folder.iterdir())
+
+
+@pytest.mark.slow
+@needs_atari
+@files
+def test_direction_of_a_drifting_bar_is_learned(runner, module):
+    flags = ["--no-cuda", "--env-id", "Drift-v0", "--learning-starts", 200, "--buffer-size", 2000, "--gamma", 0.5]
+    flags += ["--total-timesteps", 2500, "--target-network-frequency", 50, "--batch-size", 32]
+    if module is c51_atari:
+        flags += ["--train-frequency", 2, "--learning-rate", 5e-4, "--exploration-fraction", 0.5]
+    else:
+        flags += ["--update-frequency", 2, "--target-entropy-scale", 0.3]
+    runner.run(PIXEL_GAME, script_of(module), *map(str, flags))
+    (run_dir,) = runner.folder.glob("runs/*")
+    returns = [value for _, value in curves(run_dir)["charts/episodic_return"]]
+    # of 34 to 63 points in a game: a third of them by chance
+    assert np.mean(returns[:10]) < 24 and np.mean(returns[-20:]) > 33, (returns[:10], returns[-20:])
