@@ -280,13 +280,11 @@ if __name__ == "__main__":
         loss.backward(inputs=[*actor.parameters(), networks.log_alpha])  # none for the critics: a third of the time
         return stats
 
-    def update(update_policy, update_targets, *minibatches):
-        obs, next_obs, actions, rewards, terminations = (x[: args.batch_size] for x in minibatches)
+    def update(update_policy, update_targets, obs, next_obs, actions, rewards, terminations):
         q_optimizer.zero_grad()
         stats = critic_backward(obs, next_obs, actions, rewards, terminations, torch.randn_like(actions))
         q_optimizer.step()
-        # as many updates of the policy as of the critics since the last ones, each on a minibatch of its own
-        for obs in minibatches[0].split(args.batch_size) if update_policy else ():
+        for _ in range(args.policy_frequency if update_policy else 0):  # as many as of the critics since the last ones
             actor_optimizer.zero_grad()
             stats |= actor_backward(obs, torch.randn_like(actions))
             actor_optimizer.step()
@@ -318,8 +316,7 @@ if __name__ == "__main__":
         # Learn: before the environments step, so that on a GPU both happen at the same time
         for step in range(global_step - args.num_envs + 1, global_step + 1) if learning else ():
             flags = step % args.policy_frequency == 0, step % args.target_network_frequency == 0
-            minibatches = buffer.sample(args.batch_size * args.policy_frequency)
-            stats |= update(*flags, *(x.to(device) for x in minibatches))
+            stats |= update(*flags, *(x.to(device) for x in buffer.sample(args.batch_size)))
 
         # Step
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)
