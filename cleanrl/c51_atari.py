@@ -206,9 +206,9 @@ def c51_loss(logits, next_logits, actions, rewards, terminations, gamma, atoms):
     returns = rewards + gamma * atoms * (1 - terminations)
     target_pmfs = project_distribution(next_pmfs, returns, atoms)
     old_logits = logits[batch, actions.squeeze(-1).long()]
-    loss = nn.functional.cross_entropy(old_logits, target_pmfs)
-    old_q_values = old_logits.detach().softmax(-1) @ atoms
-    return loss, {"loss": loss.detach(), "q_values": old_q_values.mean()}
+    old_pmfs = old_logits.softmax(-1)
+    loss = -(target_pmfs * old_pmfs.clamp(1e-5, 1 - 1e-5).log()).sum(-1).mean()  # clamped: no gradient beyond
+    return loss, {"loss": loss.detach(), "q_values": (old_pmfs.detach() @ atoms).mean()}
 
 
 def load_policy(model_path, envs, device="cpu", deterministic=True):

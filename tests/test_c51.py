@@ -140,7 +140,7 @@ def test_loss_and_gradient_equal_a_naive_version():
     np.testing.assert_allclose(logits.grad, gradient, atol=1e-14)
 
 
-def test_loss_is_that_of_clamped_probabilities_where_none_is_clamped():
+def test_loss_is_the_published_one():
     rng, atoms = np.random.default_rng(2), torch.linspace(-10, 10, 11)
     logits, *others = (torch.tensor(x, dtype=torch.float32) for x in batch_of_transitions(rng))
     others[1] = others[1].long()
@@ -153,14 +153,14 @@ def test_loss_is_that_of_clamped_probabilities_where_none_is_clamped():
     torch.testing.assert_close(c51_loss(logits, others[0], *columns, 0.9, atoms)[0], published)
 
 
-def test_certain_and_wrong_prediction_still_has_a_gradient():
-    """Clamped, the probability of the right atom would have none."""
+def test_probability_below_the_clamp_costs_no_more_and_has_no_gradient():
+    """As published: a prediction that is certain and wrong is left to the other samples."""
     logits = torch.tensor([[[0.0, -60.0, 0.0]]], requires_grad=True)
     next_logits, zero = torch.zeros(1, 1, 3), torch.zeros(1, 1)
     loss, _ = c51_loss(logits, next_logits, zero, zero, zero + 1, 0.9, torch.linspace(-1, 1, 3))
     loss.backward()
-    torch.testing.assert_close(logits.grad, torch.tensor([[[0.5, -1.0, 0.5]]]))
-    assert loss.item() == pytest.approx(60 + np.log(2), rel=1e-5)
+    torch.testing.assert_close(logits.grad, torch.zeros(1, 1, 3))
+    assert loss.item() == pytest.approx(-np.log(1e-5), rel=1e-5)
 
 
 def test_greedy_action_has_the_highest_mean_return():
