@@ -167,7 +167,7 @@ def test_greedy_action_has_the_highest_mean_return():
     envs = make_envs("CartPole-v1", 2, False, "")
     torch.manual_seed(1)
     network, x = QNetwork(envs, n_atoms=5, v_min=-3, v_max=1), torch.randn(50, 4)
-    torch.nn.init.normal_(network.network[-2].weight)
+    torch.nn.init.normal_(network.network[-2].weight, std=0.1)
     assert network.atoms.tolist() == [-3, -2, -1, 0, 1]
     assert network(x).shape == (50, 2, 5)
     values = softmax(network(x).detach().numpy()) @ [-3, -2, -1, 0, 1]
@@ -186,7 +186,7 @@ def test_update_of_the_script_equals_numpy_in_double_precision(monkeypatch, tmp_
     q_network, target_network, buffer = script["q_network"], script["target_network"], script["buffer"]
     rng, atoms = np.random.default_rng(1), np.linspace(-10, 30, 11)
     for network in (q_network, target_network):  # far from each other: they often disagree about the best action
-        torch.nn.init.normal_(network.network[-2].weight)
+        torch.nn.init.normal_(network.network[-2].weight, std=0.1)
     minibatch = buffer.sample(64)
     minibatch[-1].copy_(torch.tensor(rng.random((64, 1)) < 0.3))
     obs, next_obs, actions, rewards, terminations = (x.double().numpy() for x in minibatch)
