@@ -184,7 +184,7 @@ class ReplayBuffer:
 
 
 def log_prob(x, log_std, noise, action_scale):
-    """Of the action tanh(x) * action_scale + bias, x = mean + std * noise; exact where tanh(x) is all but 1."""
+    """Of the action tanh(x) * action_scale + bias for x = mean + std * noise; exact even where tanh(x) rounds to 1."""
     log_normal = -0.5 * noise**2 - log_std - 0.9189385  # log(sqrt(2 pi))
     log_slope = 2 * (0.6931472 - x - nn.functional.softplus(-2 * x))  # log(1 - tanh(x)^2)
     return (log_normal - log_slope - action_scale.log()).sum(-1, keepdim=True)
@@ -203,7 +203,7 @@ def critic_loss(qf1_values, qf2_values, next_q_values, rewards, terminations, ga
 
 
 def policy_loss(q_values, logprobs, log_alpha, target_entropy):
-    """The loss of policy and temperature in a minibatch (eqs. 7 and 18), and what to log as a dictionary."""
+    """The loss of policy and temperature in a minibatch (Haarnoja et al. 2018), and what to log as a dictionary."""
     alpha = log_alpha.exp()
     losses = {"actor_loss": (alpha.detach() * logprobs - q_values).mean()}
     if target_entropy is not None:  # otherwise the temperature stays

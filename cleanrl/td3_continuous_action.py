@@ -175,7 +175,7 @@ class ReplayBuffer:
 
 
 def smooth(actions, noise, actor, policy_noise, noise_clip):
-    """Target policy smoothing (Fujimoto et al. 2018, eq. 15): similar actions have similar values."""
+    """Target policy smoothing (Fujimoto et al. 2018, algorithm 1): similar actions should have similar values."""
     noise = (policy_noise * noise).clamp(-noise_clip, noise_clip)
     return torch.addcmul(actions, noise, actor.action_scale).clamp(actor.low, actor.high)
 

@@ -299,3 +299,21 @@ def test_flags_are_those_published_and_every_one_is_used():
     source = "".join(path.read_text() for path in (C51, *(ROOT / "cleanrl_utils").glob("*.py")))
     for field in dataclasses.fields(Args):
         assert f"args.{field.name}" in source, field.name
+
+
+def last_returns(run_dir, episodes):
+    return np.mean([value for _, value in curves(run_dir)["charts/episodic_return"]][-episodes:])
+
+
+def test_cartpole_is_learned(runner):
+    hurry = ["--learning-starts", "1000", "--exploration-fraction", "0.3", "--train-frequency", "4"]
+    flags = ["--no-cuda", "--total-timesteps", "25000", *hurry, "--target-network-frequency", "200"]
+    score = last_returns(runner.train(*flags, script=C51), 50)
+    assert score > 80, score  # a random policy: about 22
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id, published", [("CartPole-v1", 481.2 - 20.5), ("Acrobot-v1", -87.7 - 5.5)])
+def test_published_score_is_reached(runner, env_id, published):
+    score = last_returns(runner.train("--no-cuda", "--env-id", env_id, script=C51), 100)
+    assert score > published, score

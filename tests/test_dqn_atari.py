@@ -1,6 +1,7 @@
 """dqn_atari.py: a replay buffer that stores each frame once, the network, what a run stores and promises, learning."""
 
 import dataclasses
+import inspect
 import itertools
 import resource
 import runpy
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from test_ppo_atari import NaiveAtari, assert_one_clear_line, cut_short, has_atari, needs_atari
 
+from cleanrl import dqn, dqn_atari
 from cleanrl.dqn_atari import Args, QNetwork, ReplayBuffer, dqn_loss, load_policy, make_envs
 from cleanrl_utils import run
 from cleanrl_utils.evaluate import evaluate
@@ -31,7 +33,7 @@ PIXEL_GAME = MODULES / "pixel_game.py"
 WIDTHS = (4, 4, 1, 1, 1)
 SHORT = ["--no-cuda", "--total-timesteps", "240", "--learning-starts", "100", "--buffer-size", "150"]
 SHORT += ["--batch-size", "4", "--env-id", "Drift-v0"]
-LONGER = [*SHORT, "--total-timesteps", "400", "--exploration-fraction", "0.9"]
+LONGER = [*SHORT, "--total-timesteps", "320", "--exploration-fraction", "0.9"]
 
 if "Drift-v0" not in gym.registry:
     runpy.run_path(str(PIXEL_GAME))
@@ -126,7 +128,7 @@ steps = st.tuples(*[st.sampled_from(["", "", "terminated", "truncated"])] * 3)
 patterns = st.lists(st.one_of(steps, st.sampled_from(["sample", "copy"])), min_size=1, max_size=12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     size=st.integers(1, 24),
     spare_frames=st.integers(4, 30),
@@ -262,6 +264,12 @@ def test_gradient_of_the_loss_equals_that_of_the_naive_network(network):
         torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4 * wanted.abs().max().item())
 
 
+@pytest.mark.parametrize("name", ["dqn_loss", "linear_schedule"])
+def test_function_is_that_of_dqn(name):
+    """There it is compared with a naive version."""
+    assert inspect.getsource(getattr(dqn_atari, name)) == inspect.getsource(getattr(dqn, name))
+
+
 # The script: flags, what it stores, how often it learns
 
 
@@ -344,9 +352,9 @@ def test_metrics_are_those_of_the_published_file(finished):
     assert finished.run_dir.name.startswith("Drift-v0__dqn_atari__1__")
     losses, charts = {"losses/td_loss", "losses/q_values"}, {"charts/episodic_return", "charts/episodic_length"}
     assert finished.curves.keys() == losses | charts | {"charts/SPS", "eval/episodic_return"}
-    assert [step for step, _ in finished.curves["charts/SPS"]] == [100, 200, 300, 400]
+    assert [step for step, _ in finished.curves["charts/SPS"]] == [100, 200, 300]
     for tag in losses:
-        assert [step for step, _ in finished.curves[tag]] == [200, 300, 400]
+        assert [step for step, _ in finished.curves[tag]] == [200, 300]
 
 
 def test_saved_model_is_evaluated(finished):
@@ -389,14 +397,14 @@ def test_same_seed_gives_the_same_run_and_another_seed_another(monkeypatch, tmp_
 
 @needs_atari
 def test_killed_and_resumed_run_equals_one_that_never_stopped(runner, finished):
-    process = runner.start(PIXEL_GAME, SCRIPT, *LONGER, "--exp-name", "killed", "--checkpoint-frequency", "20")
+    process = runner.start(PIXEL_GAME, SCRIPT, *LONGER, "--exp-name", "killed", "--checkpoint-frequency", "30")
     checkpoint = runner.wait_for("runs/*killed*/checkpoint.pt", process)
     while (step := torch.load(checkpoint, weights_only=False)["global_step"]) < 180:  # the buffer has wrapped around
         assert process.poll() is None
         time.sleep(0.05)
     process.kill()
     process.communicate()
-    assert step < 400
+    assert step < 320
     result = runner.run(PIXEL_GAME, SCRIPT, "--resume", checkpoint.parent)
     assert "episodes start again" not in result.stderr
     assert_same_end(finished.run_dir, checkpoint.parent)
@@ -461,7 +469,7 @@ def test_direction_of_a_drifting_bar_is_learned_from_the_stack_of_frames(runner)
     (run_dir,) = runner.folder.glob("runs/*")
     returns = [value for _, value in curves(run_dir)["charts/episodic_return"]]
     # of 34 to 63 points in a game: a third of them by chance
-    assert np.mean(returns[:10]) < 24 and np.mean(returns[-30:]) > 36, (returns[:10], returns[-30:])
+    assert np.mean(returns[:10]) < 24 and np.mean(returns[-20:]) > 36, (returns[:10], returns[-20:])
 
 
 # Mistakes
