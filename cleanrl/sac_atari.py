@@ -188,7 +188,8 @@ class ReplayBuffer:
 
     def state_dict(self):
         self.write()
-        return vars(self) | {"rows": self.rows[: self.count].clone(), "frames": self.frames[: self.num_frames].clone()}
+        frames = self.frames[: self.num_frames].to("cpu", copy=True)
+        return vars(self) | {"rows": self.rows[: self.count].clone(), "frames": frames}
 
     def load_state_dict(self, state):
         self.rows[: len(state["rows"])], self.frames[: len(state["frames"])] = state["rows"], state["frames"]

@@ -11,11 +11,9 @@ GPU_SHARE = 0.8  # of the memory free on the GPU; the rest is for networks, grap
 
 def fit(buffer_class: type, size: int, widths: tuple[int, ...], device: torch.device) -> Any:
     """The replay buffer, on `device` if it fits there, else on the CPU; an error that says so if it will not fit."""
-    try:
-        tensors = vars(buffer_class(size, widths, torch.device("meta"))).values()  # takes no memory
-    except (MemoryError, RuntimeError):  # not even without taking it
-        raise ValueError(f"--buffer-size {size} takes more memory than there is") from None
-    need = sum(x.nbytes for x in tensors if isinstance(x, torch.Tensor))
+    small, large = (num_bytes(buffer_class(rows, widths, torch.device("cpu"))) for rows in (1000, 2000))
+    row = (large - small) / 1000
+    need = small + (size - 1000) * row
     if device.type == "cuda":
         if need < GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
             return buffer_class(size, widths, device)
@@ -24,9 +22,13 @@ def fit(buffer_class: type, size: int, widths: tuple[int, ...], device: torch.de
     if need > free:
         raise ValueError(
             f"--buffer-size {size} takes {need / 1e9:.1f} GB, {free / 1e9:.1f} GB of memory are free; "
-            f"at most {int(size * free / need)} fit"
+            f"at most {max(int(1000 + (free - small) / row), 0)} fit"
         )
     return buffer_class(size, widths, torch.device("cpu"))
+
+
+def num_bytes(buffer: Any) -> int:
+    return sum(x.nbytes for x in vars(buffer).values() if isinstance(x, torch.Tensor))
 
 
 def free_memory() -> float:

@@ -452,18 +452,8 @@ def test_copied_out_file_trains_in_an_empty_folder_without_the_repository(runner
 
 @needs_atari
 def test_direction_of_a_drifting_bar_is_learned_from_the_stack_of_frames(runner):
-    flags = [
-        *SHORT,
-        "--total-timesteps",
-        "1000",
-        "--buffer-size",
-        "500",
-        "--batch-size",
-        "16",
-        "--train-frequency",
-        "2",
-    ]
-    flags += ["--target-network-frequency", "50", "--learning-rate", "5e-4", "--gamma", "0.5"]
+    flags = [*SHORT, "--total-timesteps", "800", "--buffer-size", "500", "--batch-size", "16", "--gamma", "0.5"]
+    flags += ["--train-frequency", "2", "--target-network-frequency", "50", "--learning-rate", "5e-4"]
     flags += ["--exploration-fraction", "0.6"]
     runner.run(PIXEL_GAME, SCRIPT, *flags)
     (run_dir,) = runner.folder.glob("runs/*")
