@@ -5,6 +5,7 @@ A run folder holds TensorBoard events, `args.json`, a copy of the algorithm file
 
 import errno
 import importlib.util
+import io
 import json
 import os
 import random
@@ -181,11 +182,13 @@ def save_checkpoint(
         **state,
         **{name: x.state_dict() for name, x in stateful.items()},
     }
+    buffer = io.BytesIO()  # torch.save into a file hides that the disk is full
+    torch.save(checkpoint, buffer)
     path = Path(run_dir, "checkpoint.pt")
     aside = path.with_suffix(".tmp")
     try:
         with open(aside, "wb") as file:
-            torch.save(checkpoint, file)
+            file.write(buffer.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
