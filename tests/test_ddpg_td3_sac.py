@@ -115,8 +115,9 @@ def test_networks_are_those_of_the_published_files():
         assert [x.out_features for x in layers] == [256, 256, 1, 256, 256, outputs]
     assert DeterministicActor(ENVS)(torch.ones(7, 2)).shape == (7, 3)
     assert QNetwork(ENVS)(torch.ones(7, 2), torch.ones(7, 3)).shape == (7, 1)
-    mean, log_std = Actor(ENVS)(torch.randn(7, 2) * 1e6)
-    assert mean.shape == log_std.shape == (7, 3)
+    torch.manual_seed(1)
+    mean, log_std = Actor(ENVS)(torch.randn(700, 2) * 1e6)
+    assert mean.shape == log_std.shape == (700, 3)
     assert log_std.min() >= -5 and log_std.max() <= 2 and log_std.min() < -4.99 and log_std.max() > 1.99
 
 
@@ -620,7 +621,7 @@ def test_non_finite_losses_stop_the_run_with_one_line(runner, tmp_path_factory):
 
 def test_pendulum_is_learned_by_sac(runner):
     flags = ["--no-cuda", "--env-id", "Pendulum-v1", "--learning-starts", "500", "--batch-size", "64"]
-    run_dir = runner.train(*flags, "--total-timesteps", "5000", script=SCRIPTS["sac"])
+    run_dir = runner.train(*flags, "--total-timesteps", "8000", script=SCRIPTS["sac"])
     returns = [value for _, value in curves(run_dir)["charts/episodic_return"]]
     assert np.mean(returns[:3]) < -900 and np.mean(returns[-5:]) > -400, returns
 
