@@ -29,7 +29,7 @@ from cleanrl_utils.memory import fit  # noqa: F401 (and this as run.fit)
 from cleanrl_utils.snapshot import restore_snapshot, take_snapshot
 
 # What a resumed run may not change: its checkpoint would no longer fit, or the flag would have no effect.
-FIXED_ON_RESUME = ("env_id", "exp_name", "seed", "num_envs", "buffer_size")
+FIXED_ON_RESUME = ("env_id", "exp_name", "seed", "num_envs", "buffer_size", "n_atoms", "v_min", "v_max")
 
 
 def start(run_dir: str, args: Any, script: str, global_step: int) -> SummaryWriter:
