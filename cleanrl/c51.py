@@ -148,11 +148,11 @@ class ReplayBuffer:
 
     def write(self):
         """Move all that was added since the last time to its place, over the oldest rows."""
-        if self.new:
-            rows = np.column_stack([np.concatenate(column) for column in zip(*self.new)])
-            inds = torch.arange(self.count, self.count + len(rows), device=self.rows.device) % len(self.rows)
-            self.rows[inds[-len(self.rows) :]] = torch.as_tensor(rows[-len(self.rows) :]).to(self.rows)
-            self.count, self.new = self.count + len(rows), []
+        rows, self.new = (np.column_stack([np.concatenate(x) for x in zip(*self.new)]) if self.new else ()), []
+        while len(rows):
+            place = self.rows[self.count % len(self.rows) :][: len(rows)]
+            place[:] = torch.as_tensor(rows[: len(place)], dtype=place.dtype)
+            self.count, rows = self.count + len(place), rows[len(place) :]
 
     def sample(self, batch_size):
         self.write()
@@ -234,7 +234,7 @@ if __name__ == "__main__":
     try:
         envs = make_envs(args.env_id, args.num_envs, args.capture_video, run_dir)
         q_network, target_network = QNetwork(envs, *support).to(device), QNetwork(envs, *support).to(device)
-        target_network.load_state_dict(q_network.state_dict())
+        target_network.requires_grad_(False).load_state_dict(q_network.state_dict())
         lr = torch.tensor(args.learning_rate, device=device)  # a tensor: CUDA graphs read it anew at each replay
         eps = 0.01 / args.batch_size  # as in the paper
         optimizer = torch.optim.Adam(q_network.parameters(), lr, eps=eps, fused=True, capturable=lr.is_cuda)
@@ -284,8 +284,7 @@ if __name__ == "__main__":
             if step % args.train_frequency == 0:
                 stats = update(*(x.to(device) for x in buffer.sample(args.batch_size)))
             if step % args.target_network_frequency == 0:
-                for target, x in zip(target_network.parameters(), q_network.parameters()):
-                    target.data.copy_(x.data)
+                target_network.load_state_dict(q_network.state_dict())
 
         # Step
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)
@@ -304,7 +303,7 @@ if __name__ == "__main__":
         # Log
         if global_step % 100 < args.num_envs:
             for name, x in stats.items():
-                if not x.isfinite():
+                if not np.isfinite(x := x.item()):
                     raise FloatingPointError(f"{name} is not finite at global_step={global_step}")
                 writer.add_scalar(f"losses/{name}", x, global_step)
             sps = (global_step - logged_step) / (time.perf_counter() - start_time)

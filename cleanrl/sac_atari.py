@@ -163,20 +163,20 @@ class ReplayBuffer:
         """A step of all environments; the next observation at the end of an episode is its final one."""
         starts = (obs != self.last_obs).any((1, 2, 3))  # an episode starts with four times the same frame
         frames = np.concatenate([obs[starts, -1], next_obs[:, -1]])  # differs from sac_continuous_action.py: new frames
-        new = np.arange(self.num_frames, self.num_frames + len(frames))
-        self.frames[new % len(self.frames)] = torch.as_tensor(frames).to(self.frames)
+        for number, frame in enumerate(torch.as_tensor(frames), self.num_frames):
+            self.frames[number % len(self.frames)] = frame
         numbers = np.where(starts[:, None], self.num_frames + starts.cumsum()[:, None] - 1, self.last_numbers)
-        next_numbers = np.column_stack([numbers[:, 1:], new[-len(obs) :]])
-        self.new.append((numbers, next_numbers, *outcomes))
-        self.num_frames, self.last_obs, self.last_numbers = self.num_frames + len(frames), next_obs, next_numbers
+        self.num_frames, self.last_obs = self.num_frames + len(frames), next_obs
+        self.last_numbers = np.column_stack([numbers[:, 1:], np.arange(self.num_frames - len(obs), self.num_frames)])
+        self.new.append((numbers, self.last_numbers, *outcomes))
 
     def write(self):
         """Move all that was added since the last time to its place, over the oldest rows."""
-        if self.new:
-            rows = np.column_stack([np.concatenate(column) for column in zip(*self.new)])
-            inds = torch.arange(self.count, self.count + len(rows), device=self.rows.device) % len(self.rows)
-            self.rows[inds[-len(self.rows) :]] = torch.as_tensor(rows[-len(self.rows) :]).to(self.rows)
-            self.count, self.new = self.count + len(rows), []
+        rows, self.new = (np.column_stack([np.concatenate(x) for x in zip(*self.new)]) if self.new else ()), []
+        while len(rows):
+            place = self.rows[self.count % len(self.rows) :][: len(rows)]
+            place[:] = torch.as_tensor(rows[: len(place)], dtype=place.dtype)
+            self.count, rows = self.count + len(place), rows[len(place) :]
 
     def sample(self, batch_size):
         self.write()
@@ -342,7 +342,7 @@ if __name__ == "__main__":
         # Log
         if global_step % 100 < args.num_envs:
             for name, x in stats.items():
-                if not x.isfinite():
+                if not np.isfinite(x := x.item()):
                     raise FloatingPointError(f"{name} is not finite at global_step={global_step}")
                 writer.add_scalar(f"losses/{name}", x, global_step)
             sps = (global_step - logged_step) / (time.perf_counter() - start_time)

@@ -163,11 +163,11 @@ class ReplayBuffer:
 
     def write(self):
         """Move all that was added since the last time to its place, over the oldest rows."""
-        if self.new:
-            rows = np.column_stack([np.concatenate(column) for column in zip(*self.new)])
-            inds = torch.arange(self.count, self.count + len(rows), device=self.rows.device) % len(self.rows)
-            self.rows[inds[-len(self.rows) :]] = torch.as_tensor(rows[-len(self.rows) :]).to(self.rows)
-            self.count, self.new = self.count + len(rows), []
+        rows, self.new = (np.column_stack([np.concatenate(x) for x in zip(*self.new)]) if self.new else ()), []
+        while len(rows):
+            place = self.rows[self.count % len(self.rows) :][: len(rows)]
+            place[:] = torch.as_tensor(rows[: len(place)], dtype=place.dtype)
+            self.count, rows = self.count + len(place), rows[len(place) :]
 
     def sample(self, batch_size):
         self.write()
@@ -311,7 +311,7 @@ if __name__ == "__main__":
         obs = next_obs.copy()  # the environments reuse their array
         actions = np.random.uniform(envs.action_space.low, envs.action_space.high).astype(np.float32)
         if learning := global_step > max(args.learning_starts, args.num_envs):
-            actions = actor.get_action(torch.tensor(obs, device=device).float(), 1.0).cpu().numpy()
+            actions = actor.get_action(torch.as_tensor(obs).float().to(device), 1.0).cpu().numpy()
 
         # Learn: before the environments step, so that on a GPU both happen at the same time
         for step in range(global_step - args.num_envs + 1, global_step + 1) if learning else ():
@@ -335,7 +335,7 @@ if __name__ == "__main__":
         # Log
         if global_step % 100 < args.num_envs:
             for name, x in stats.items():
-                if not x.isfinite():
+                if not np.isfinite(x := x.item()):
                     raise FloatingPointError(f"{name} is not finite at global_step={global_step}")
                 writer.add_scalar(f"losses/{name}", x, global_step)
             sps = (global_step - logged_step) / (time.perf_counter() - start_time)

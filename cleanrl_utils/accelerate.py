@@ -1,10 +1,13 @@
 """Run the policy and the update faster, with the same numbers: `--compile` and, on the GPU, `--cudagraphs`."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 WARMUP = 3  # calls before the capture: libraries tune themselves and optimizers allocate their state in these
 
@@ -12,14 +15,31 @@ WARMUP = 3  # calls before the capture: libraries tune themselves and optimizers
 def accelerate(args: Any, device: torch.device, act: Callable, *learner: Callable) -> tuple[Callable, ...]:
     """The same functions: the policy, the backward passes and last the update, which calls them."""
     *backwards, update = learner
+    torch.utils.deterministic.fill_uninitialized_memory = False  # with NaNs, which only costs time
     if args.compile:
         torch._dynamo.config.trace_autograd_ops = True  # forward, backward and clipping become one graph
         options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
         # in two graphs, gradients would get lost
         backwards = [torch.compile(backward, fullgraph=True, options=options) for backward in backwards]
-    if args.cudagraphs and device.type == "cuda":
+        if device.type == "cuda":
+            compile_optimizers(update)
+    if device.type == "cpu":
+        act = in_numpy(act)
+    elif args.cudagraphs and device.type == "cuda":
         act, update = graphed(act), graphed(update)
     return act, *backwards, update
+
+
+def compile_optimizers(update: Callable) -> None:
+    """Compile what is a third of a small update on the GPU: fused Adam works on a layer's weights one after another."""
+    for optimizer in update.__globals__.values():
+        if isinstance(optimizer, torch.optim.Optimizer):
+            for group in optimizer.param_groups:
+                group.update(fused=False, foreach=True)  # a fused one cannot be compiled
+            optimizer.step = torch.compile(optimizer.step, dynamic=False)
+
+
+# CUDA graphs
 
 
 def graphed(function: Callable) -> Callable:
@@ -30,7 +50,7 @@ def graphed(function: Callable) -> Callable:
     depend on values of tensors on the host: no `.item()`, no `if` on a tensor. Random numbers continue as without it.
     """
     calls: dict[tuple, int] = {}
-    graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, tuple, Any]] = {}
+    graphs: dict[tuple, tuple] = {}
     warmup = torch.cuda.Stream()
 
     def replay(*inputs: Any) -> Any:
@@ -43,15 +63,117 @@ def graphed(function: Callable) -> Callable:
             torch.cuda.current_stream().wait_stream(warmup)
             return outputs
         if key not in graphs:
-            graph, static_inputs = torch.cuda.CUDAGraph(), tree_map_only(torch.Tensor, torch.clone, inputs)
+            graph, own, static_inputs = torch.cuda.CUDAGraph(), *own_memory(inputs)
             with torch.cuda.graph(graph):
-                static_outputs = function(*static_inputs)
-            graphs[key] = graph, static_inputs, static_outputs
-        graph, static_inputs, static_outputs = graphs[key]
-        for static, x in zip(static_inputs, inputs, strict=True):
-            if isinstance(x, torch.Tensor):
-                static.copy_(x)
+                outputs, structure = tree_flatten(function(*static_inputs))
+                if len({(x.shape, x.dtype) for x in outputs}) == 1:
+                    outputs = torch.stack(outputs)  # one to copy instead of many
+            graphs[key] = graph, own, outputs, structure
+        graph, own, outputs, structure = graphs[key]
+        for static, x in zip(own, wholes(inputs), strict=True):
+            static.copy_(x)
         graph.replay()
-        return tree_map(torch.clone, static_outputs)  # the next call overwrites its own
+        # copies: the next call overwrites its own
+        copies = outputs.clone().unbind() if isinstance(outputs, torch.Tensor) else [x.clone() for x in outputs]
+        return tree_unflatten(copies, structure)
 
     return replay
+
+
+def wholes(inputs: tuple) -> list[torch.Tensor]:
+    """The tensors among the inputs, or the one whose parts they are: it is copied at once, and keeps their strides."""
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    whole = tensors[0]._base if tensors else None
+    if whole is None or any(x._base is not whole for x in tensors) or whole.numel() != sum(x.numel() for x in tensors):
+        return tensors
+    return [whole]
+
+
+def own_memory(inputs: tuple) -> tuple[list[torch.Tensor], tuple]:
+    """Copies of the tensors that `wholes` names, and the inputs with these copies, or parts of them, in their place."""
+    own = {id(x): x.clone() for x in wholes(inputs)}
+
+    def replace(x: torch.Tensor) -> torch.Tensor:
+        return own[id(x)] if id(x) in own else own[id(x._base)].as_strided(x.shape, x.stride(), x.storage_offset())
+
+    return list(own.values()), tree_map_only(torch.Tensor, replace, inputs)
+
+
+# NumPy
+
+aten = torch.ops.aten
+NUMPY = {  # what a policy for vectors is made of
+    aten.t.default: np.transpose,
+    aten.select.int: lambda x, dim, index: x.take(index, dim) if dim else x[index],
+    aten.addmm.default: lambda bias, x, weight: x @ weight + bias,
+    aten.mv.default: operator.matmul,
+    aten.add.Tensor: operator.add,
+    aten.sub.Tensor: operator.sub,
+    aten.mul.Tensor: operator.mul,
+    aten.div.Tensor: operator.truediv,
+    aten.addcmul.default: lambda x, a, b, value=1: x + value * a * b,
+    aten.exp.default: np.exp,
+    aten.log.default: np.log,
+    aten.sqrt.default: np.sqrt,
+    aten.tanh.default: np.tanh,
+    aten.relu.default: lambda x: np.maximum(x, 0),
+    aten.relu_.default: lambda x: np.maximum(x, 0, out=x),
+    aten.clamp.default: lambda x, low, high: np.minimum(np.maximum(x, low), high),
+    aten.clamp.Tensor: lambda x, low, high: np.minimum(np.maximum(x, low), high),
+    aten._softmax.default: lambda x, dim, _: (e := np.exp(x - x.max(dim, keepdims=True))) / e.sum(dim, keepdims=True),
+    aten.argmax.default: np.ndarray.argmax,
+    aten.view.default: np.reshape,
+    aten._unsafe_view.default: np.reshape,
+    aten.split.Tensor: lambda x, size, _: [x[..., i : i + size] for i in range(0, x.shape[-1], size)],
+    operator.getitem: operator.getitem,
+    # Random numbers are PyTorch's: the same as without NumPy
+    aten.empty_like.default: np.empty_like,
+    aten.exponential_.default: lambda x: torch.from_numpy(x).exponential_().numpy(),
+    aten.randn_like.default: lambda x: torch.randn(x.shape).numpy(),
+}
+VIEWS = aten.t.default, aten.select.int  # of a parameter: taken once, they follow its changes
+
+
+def in_numpy(act: Callable) -> Callable:
+    """The policy in NumPy, where a small matrix product takes a quarter of PyTorch's time; same up to rounding.
+
+    A policy with other operations than those above (pixels need convolutions) stays as it is.
+    """
+    from threadpoolctl import threadpool_limits
+
+    programs: dict[tuple, Callable] = {}
+    threadpool_limits(1, "blas")  # as the scripts do for PyTorch: threads cost more than they give
+
+    def call(x: torch.Tensor, *constants: Any) -> torch.Tensor:
+        key = x.shape, x.dtype, *constants
+        if key not in programs:
+            programs[key] = translate(act, x, constants)
+        return programs[key](x)
+
+    return call
+
+
+def translate(act: Callable, x: torch.Tensor, constants: tuple) -> Callable:
+    """A NumPy program of what `act(x, *constants)` does with tensors like `x`, or `act` if it cannot be."""
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        module = make_fx(lambda x: act(x, *constants))(x)
+    names: dict[str, Any] = {"torch": torch}
+    lines = []
+    for node in module.graph.nodes:
+        inputs = [str(value) for value in node.args]
+        if node.op == "placeholder":
+            lines.append(f"def program({node}):\n  {node} = {node}.numpy()")
+        elif node.op == "get_attr":
+            names[str(node)] = getattr(module, node.target).detach().numpy()
+        elif node.op == "output":
+            lines.append(f"return torch.from_numpy({node.args[0]})")
+        elif node.target not in NUMPY:
+            return lambda x: act(x, *constants)
+        elif node.target in VIEWS and inputs[0] in names:
+            names[str(node)] = NUMPY[node.target](names[inputs[0]], *node.args[1:])
+        else:
+            names[f"f_{node}"] = NUMPY[node.target]
+            value = [f"value={node.kwargs['value']}"] if "value" in node.kwargs else []
+            lines.append(f"{node} = f_{node}({', '.join(inputs + value)})")
+    exec("\n  ".join(lines), names)
+    return names["program"]

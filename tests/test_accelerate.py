@@ -1,15 +1,17 @@
-"""Policy and update as CUDA graphs give the numbers that they give without them. Most of it needs a GPU."""
+"""Policy and update give the same numbers in NumPy and as CUDA graphs. What is about the latter needs a GPU."""
 
+import importlib
 import os
 from types import SimpleNamespace
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from cleanrl import ppo, ppo_atari
-from cleanrl_utils.accelerate import WARMUP, accelerate, graphed
+from cleanrl_utils.accelerate import NUMPY, WARMUP, accelerate, aten, graphed, in_numpy, own_memory, wholes
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CALLS = WARMUP + 7  # as it is, captured, replayed
@@ -224,7 +226,8 @@ def update(): ...
 @pytest.mark.parametrize("device, cudagraphs", [("cpu", True), ("cpu", False), ("cuda", False)])
 def test_functions_stay_as_they_are_unless_asked_otherwise(device, cudagraphs):
     args = ppo.Args(compile=False, cudagraphs=cudagraphs)
-    assert accelerate(args, torch.device(device), act, backward, update) == (act, backward, update)
+    faster = accelerate(args, torch.device(device), act, backward, update)
+    assert faster[1:] == (backward, update) and (faster[0] is act) == (device != "cpu")  # there it is in NumPy
 
 
 def test_cuda_graphs_are_the_default_and_compiling_is_not():
@@ -236,3 +239,116 @@ def test_cuda_graphs_are_the_default_and_compiling_is_not():
 def test_on_the_gpu_policy_and_update_become_graphs():
     faster = accelerate(ppo.Args(), torch.device("cuda"), act, backward, update)
     assert faster[0] is not act and faster[1] is backward and faster[2] is not update
+
+
+# The policy in NumPy
+
+BOX = gym.spaces.Box(np.array([-1, -2, 0]), np.array([1, 3, 5]), dtype=np.float32)
+POLICIES = {
+    "ppo": ("Agent", gym.spaces.Discrete(3), ()),
+    "ppo_continuous_action": ("Agent", BOX, ()),
+    "rpo_continuous_action": ("Agent", BOX, ()),
+    "dqn": ("QNetwork", gym.spaces.Discrete(3), ()),
+    "c51": ("QNetwork", gym.spaces.Discrete(3), ()),
+    "ddpg_continuous_action": ("Actor", BOX, (0.1,)),
+    "td3_continuous_action": ("Actor", BOX, (0.1,)),
+    "sac_continuous_action": ("Actor", BOX, (1.0,)),
+}
+policies = pytest.mark.parametrize("name", POLICIES)
+
+
+def make_policy(name):
+    class_name, action_space, constants = POLICIES[name]
+    torch.manual_seed(1)
+    spaces = {"single_observation_space": gym.spaces.Box(-1, 1, (7,)), "single_action_space": action_space}
+    policy = getattr(importlib.import_module(f"cleanrl.{name}"), class_name)(SimpleNamespace(**spaces))
+    for x in policy.parameters():
+        nn.init.normal_(x, std=0.1)  # biases that are not zero, too
+    return policy, constants
+
+
+def actions_of(act, obs, constants):
+    torch.manual_seed(2)
+    return torch.stack([act(x, *constants).clone() for x in obs])
+
+
+@policies
+@pytest.mark.parametrize("num_envs", [1, 5])
+def test_policy_in_numpy_takes_the_same_actions_with_the_same_random_numbers(name, num_envs):
+    policy, constants = make_policy(name)
+    obs = torch.randn(50, num_envs, 7)
+    expected, actions = (actions_of(act, obs, constants) for act in (policy.get_action, in_numpy(policy.get_action)))
+    assert actions.dtype == expected.dtype and len(actions.unique()) > 1
+    torch.testing.assert_close(actions, expected, rtol=1e-5, atol=1e-5)
+
+
+@policies
+def test_policy_in_numpy_follows_its_parameters(name):
+    policy, constants = make_policy(name)
+    obs, act = torch.randn(50, 1, 7), in_numpy(policy.get_action)
+    before = actions_of(act, obs, constants)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.3, fused=True)
+    sum((x**2).sum() for x in policy.parameters()).backward()
+    optimizer.step()
+    for buffer in policy.buffers():  # such as the statistics of observations
+        buffer.mul_(1.5)
+    after = actions_of(act, obs, constants)
+    assert (after != before).any()
+    torch.testing.assert_close(after, actions_of(policy.get_action, obs, constants), rtol=1e-5, atol=1e-5)
+    other = make_policy(name)[0]
+    policy.load_state_dict(other.state_dict())  # as on --resume
+    torch.testing.assert_close(actions_of(act, obs, constants), before, rtol=1e-5, atol=1e-5)
+
+
+@policies
+def test_policy_in_numpy_is_translated_whole(name):
+    """Otherwise the test above would compare PyTorch with itself."""
+    policy, constants = make_policy(name)
+    act = in_numpy(policy.get_action)
+    act(torch.randn(1, 7), *constants)
+    policy.get_action = policy.forward = None
+    for layer in policy.modules():
+        layer.forward = None
+    act(torch.randn(1, 7), *constants)
+
+
+def test_policy_with_an_unknown_operation_stays_in_pytorch():
+    def act(x):
+        return x.cumsum(-1)
+
+    assert aten.cumsum.default not in NUMPY
+    x = torch.randn(2, 3)
+    assert (in_numpy(act)(x) == x.cumsum(-1)).all()
+
+
+def test_translating_uses_up_no_random_numbers():
+    policy, _ = make_policy("ppo")
+    torch.manual_seed(3)
+    in_numpy(policy.get_action)(torch.randn(4, 7))
+    after = torch.rand(1)
+    torch.manual_seed(3)
+    policy.get_action(torch.randn(4, 7))
+    assert torch.rand(1) == after
+
+
+# The memory of a graph's inputs, on any device
+
+
+def test_parts_of_one_tensor_are_copied_at_once_and_keep_their_strides():
+    parts = torch.randn(6, 10).split((3, 3, 4), -1)
+    own, (flag, *copies) = own_memory((True, *parts))
+    assert flag is True and len(own) == 1
+    for copy, part in zip(copies, parts, strict=True):
+        assert (copy == part).all() and copy.stride() == part.stride() and copy.data_ptr() != part.data_ptr()
+    others = torch.randn(6, 10).split((3, 3, 4), -1)
+    own[0].copy_(wholes((False, *others))[0])
+    assert all((copy == other).all() for copy, other in zip(copies, others, strict=True))
+
+
+def test_parts_of_a_tensor_that_is_larger_are_copied_one_by_one():
+    batch = torch.randn(8, 3)
+    minibatch, other = batch.split(4)[0], torch.randn(4)
+    for inputs in ((minibatch,), (minibatch, other), (other, minibatch)):
+        own, copies = own_memory(inputs)
+        assert [x.shape for x in own] == [x.shape for x in inputs] and all(a is b for a, b in zip(own, copies))
+        assert all((a == b).all() for a, b in zip(copies, inputs, strict=True))
