@@ -37,7 +37,7 @@ class Args:
     compile: bool = False
     """compile the update with `torch.compile`: faster after about half a minute of warm-up"""
     cudagraphs: bool = True
-    """on the GPU, replay policy and update as CUDA graphs: the same numbers, several times as fast"""
+    """replay policy and update as they were recorded, on the GPU as CUDA graphs: the same numbers, much faster"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -273,7 +273,7 @@ if __name__ == "__main__":
         optimizer.step()
         return stats
 
-    if run:  # by --compile and --cudagraphs: the same numbers, faster
+    if run:  # the same numbers, faster: replayed or compiled; to print or to break inside of them, --no-cudagraphs
         q_network.get_action, backward, update = run.accelerate(args, device, q_network.get_action, backward, update)
 
     # Storage

@@ -1,6 +1,16 @@
-"""Run the policy and the update faster, with the same numbers: `--compile` and, on the GPU, `--cudagraphs`."""
+"""Run the policy and the update faster, with the same numbers.
 
+On the CPU, the policy runs in NumPy, and backward passes are replayed as they were recorded or, with `--compile`,
+compiled. On the GPU, policy and update are CUDA graphs. `--no-cudagraphs` runs all of them as they are written.
+"""
+
+import builtins
+import dis
+import inspect
 import operator
+import sys
+import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +19,10 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+aten = torch.ops.aten
 WARMUP = 3  # calls before the capture: libraries tune themselves and optimizers allocate their state in these
+MAX_OPERATIONS = 2000  # in a recording; networks with more of them spend their time in arithmetic
+MAX_RECORDINGS = 16  # of a function; more come from a number that keeps changing
 
 
 def accelerate(args: Any, device: torch.device, act: Callable, *learner: Callable) -> tuple[Callable, ...]:
@@ -23,10 +36,10 @@ def accelerate(args: Any, device: torch.device, act: Callable, *learner: Callabl
         backwards = [torch.compile(backward, fullgraph=True, options=options) for backward in backwards]
         if device.type == "cuda":
             compile_optimizers(update)
-    if device.type == "cpu":
-        act = in_numpy(act)
-    elif args.cudagraphs and device.type == "cuda":
+    if args.cudagraphs and device.type == "cuda":
         act, update = graphed(act), graphed(update)
+    elif args.cudagraphs and device.type == "cpu":
+        act, backwards = in_numpy(act), backwards if args.compile else [recorded(x) for x in backwards]
     return act, *backwards, update
 
 
@@ -39,7 +52,35 @@ def compile_optimizers(update: Callable) -> None:
             optimizer.step = torch.compile(optimizer.step, dynamic=False)
 
 
-# CUDA graphs
+def constants_of(function: Callable) -> Callable[[], tuple]:
+    """The plain values that the functions of its script read: what was recorded holds for these alone.
+
+    They are global variables and fields of `args`. Numbers kept elsewhere, e.g. as attributes, are not seen.
+    """
+    plain = bool, int, float, str, type(None)
+    scope = inspect.unwrap(function).__globals__
+    mine = [x for x in scope.values() if getattr(x, "__module__", None) == scope["__name__"]]
+    mine += [method for x in mine if isinstance(x, type) for method in vars(x).values()]
+    codes = [inspect.unwrap(x).__code__ for x in mine if hasattr(inspect.unwrap(x), "__code__")]
+    for code in codes:
+        codes += [x for x in code.co_consts if isinstance(x, types.CodeType)]  # comprehensions
+    reads = [(x.opname, x.argval) for code in codes for x in dis.get_instructions(code)]
+    names = {name for kind, name in reads if kind == "LOAD_GLOBAL"} - vars(builtins).keys()
+    names = [name for name in sorted(names) if isinstance(scope.get(name), plain)]  # or not there yet
+    args = vars(scope["args"]) if "args" in scope else {}
+    attributes = {name for kind, name in reads if kind in ("LOAD_ATTR", "LOAD_METHOD")}
+    fields = [name for name, value in args.items() if name in attributes and isinstance(value, plain)]
+    return lambda: (*map(scope.get, names), *map(args.get, fields))
+
+
+def too_many(function: Callable, recordings: dict) -> bool:
+    """Whether the function runs as it is written from now on; says so once."""
+    if len(recordings) == MAX_RECORDINGS:
+        print(f"{function.__name__} depends on numbers that keep changing: not replayed any more", file=sys.stderr)
+    return len(recordings) >= MAX_RECORDINGS
+
+
+# On the GPU: CUDA graphs
 
 
 def graphed(function: Callable) -> Callable:
@@ -51,10 +92,10 @@ def graphed(function: Callable) -> Callable:
     """
     calls: dict[tuple, int] = {}
     graphs: dict[tuple, tuple] = {}
-    warmup = torch.cuda.Stream()
+    warmup, constants = torch.cuda.Stream(), constants_of(function)
 
     def replay(*inputs: Any) -> Any:
-        key = tuple(x.shape if isinstance(x, torch.Tensor) else x for x in inputs)
+        key = constants(), *(x.shape if isinstance(x, torch.Tensor) else x for x in inputs)
         calls[key] = calls.get(key, 0) + 1
         if calls[key] <= WARMUP:  # not on the default stream, which a graph may not wait for
             warmup.wait_stream(torch.cuda.current_stream())
@@ -63,6 +104,8 @@ def graphed(function: Callable) -> Callable:
             torch.cuda.current_stream().wait_stream(warmup)
             return outputs
         if key not in graphs:
+            if too_many(function, graphs):
+                return function(*inputs)
             graph, own, static_inputs = torch.cuda.CUDAGraph(), *own_memory(inputs)
             with torch.cuda.graph(graph):
                 outputs, structure = tree_flatten(function(*static_inputs))
@@ -99,9 +142,91 @@ def own_memory(inputs: tuple) -> tuple[list[torch.Tensor], tuple]:
     return list(own.values()), tree_map_only(torch.Tensor, replace, inputs)
 
 
-# NumPy
+# On the CPU: recorded backward passes
 
-aten = torch.ops.aten
+
+def recorded(backward: Callable) -> Callable:
+    """What `backward` did when it was first called, kernel by kernel, without the machinery of autograd.
+
+    With networks as small as CartPole's that takes more time than arithmetic. The kernels are the same and so are the
+    numbers, to the bit. Nothing may depend on values of tensors; there is one recording for each shape of the inputs.
+    """
+    programs: dict[tuple, Callable] = {}
+    constants = constants_of(backward)
+
+    def replay(*inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        key = constants(), *((x.shape, x.dtype) for x in inputs)
+        if key not in programs:
+            if too_many(backward, programs):
+                return backward(*inputs)
+            programs[key] = record(backward, inputs)
+        return programs[key](*inputs)
+
+    return replay
+
+
+def record(backward: Callable, inputs: tuple[torch.Tensor, ...]) -> Callable:
+    """What `backward(*inputs)` does, for any inputs of these shapes, as a program; else `backward` itself."""
+    names: list[str] = []
+    parameters: list[torch.nn.Parameter] = []
+    learned: list[torch.nn.Parameter] = []
+
+    def gradients(*inputs: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        for x in parameters:
+            x.grad = None
+        stats = backward(*inputs)
+        names[:], learned[:] = stats, [x for x in parameters if x.grad is not None]
+        return list(stats.values()), [x.grad for x in learned]
+
+    with torch.random.fork_rng(devices=()):
+        try:
+            parameters += make_fx(backward)(*inputs).parameters()
+            module = make_fx(gradients)(*inputs)
+        except RuntimeError as error:  # of a changed file, say one that looks at values with .item()
+            print(
+                f"{backward.__name__} is not replayed, which is slower: {str(error).splitlines()[0]}", file=sys.stderr
+            )
+            return backward
+        finally:
+            for x in parameters:
+                x.grad = None
+        if len(module.graph.nodes) > MAX_OPERATIONS:
+            return backward
+        drop_aliases(module)
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+            program = torch.jit.trace(module, inputs, check_trace=False)
+
+    def run(*inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        if any(x.grad is not None for x in learned):  # to be added to
+            return backward(*inputs)
+        with torch.no_grad(), torch.jit.optimized_execution(False):  # its optimizations round differently
+            stats, grads = program(*inputs)
+        for x, grad in zip(learned, grads, strict=True):
+            x.grad = grad
+        return dict(zip(names, stats, strict=True))
+
+    return run
+
+
+def drop_aliases(module: torch.fx.GraphModule) -> None:
+    """Remove what autograd does only for itself, and take each transposed view once: a sixth of the time."""
+    views: dict[tuple, torch.fx.Node] = {}
+    for node in list(module.graph.nodes):
+        same = node
+        if node.op == "get_attr" or node.target in VIEWS:
+            same = views.setdefault((node.target, node.args), node)
+        if node.target == aten.detach.default:
+            same = node.args[0]
+        elif node.target == aten.t.default and node.args[0].target == aten.t.default:
+            same = node.args[0].args[0]
+        if same is not node:
+            node.replace_all_uses_with(same)
+            module.graph.erase_node(node)
+    module.recompile()
+
+
+# On the CPU: the policy in NumPy
+
 NUMPY = {  # what a policy for vectors is made of
     aten.t.default: np.transpose,
     aten.select.int: lambda x, dim, index: x.take(index, dim) if dim else x[index],
@@ -135,28 +260,34 @@ VIEWS = aten.t.default, aten.select.int  # of a parameter: taken once, they foll
 
 
 def in_numpy(act: Callable) -> Callable:
-    """The policy in NumPy, where a small matrix product takes a quarter of PyTorch's time; same up to rounding.
+    """The policy in NumPy, where a small matrix product takes a quarter of PyTorch's time; the same up to rounding.
 
     A policy with other operations than those above (pixels need convolutions) stays as it is.
     """
     from threadpoolctl import threadpool_limits
 
     programs: dict[tuple, Callable] = {}
+    constants = constants_of(act)
     threadpool_limits(1, "blas")  # as the scripts do for PyTorch: threads cost more than they give
 
-    def call(x: torch.Tensor, *constants: Any) -> torch.Tensor:
-        key = x.shape, x.dtype, *constants
+    def call(x: torch.Tensor, *flags: Any) -> torch.Tensor:
+        key = constants(), x.shape, x.dtype, *flags
         if key not in programs:
-            programs[key] = translate(act, x, constants)
+            if too_many(act, programs):
+                return act(x, *flags)
+            programs[key] = translate(act, x, flags)
         return programs[key](x)
 
     return call
 
 
-def translate(act: Callable, x: torch.Tensor, constants: tuple) -> Callable:
-    """A NumPy program of what `act(x, *constants)` does with tensors like `x`, or `act` if it cannot be."""
+def translate(act: Callable, x: torch.Tensor, flags: tuple) -> Callable:
+    """A NumPy program of what `act(x, *flags)` does with tensors like `x`, or `act` if it cannot be."""
     with torch.random.fork_rng(devices=()), torch.no_grad():
-        module = make_fx(lambda x: act(x, *constants))(x)
+        try:
+            module = make_fx(lambda x: act(x, *flags))(x)
+        except RuntimeError:  # it looks at values
+            return lambda x: act(x, *flags)
     names: dict[str, Any] = {"torch": torch}
     lines = []
     for node in module.graph.nodes:
@@ -168,7 +299,7 @@ def translate(act: Callable, x: torch.Tensor, constants: tuple) -> Callable:
         elif node.op == "output":
             lines.append(f"return torch.from_numpy({node.args[0]})")
         elif node.target not in NUMPY:
-            return lambda x: act(x, *constants)
+            return lambda x: act(x, *flags)
         elif node.target in VIEWS and inputs[0] in names:
             names[str(node)] = NUMPY[node.target](names[inputs[0]], *node.args[1:])
         else:

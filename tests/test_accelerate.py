@@ -11,7 +11,19 @@ import torch
 from torch import nn
 
 from cleanrl import ppo, ppo_atari
-from cleanrl_utils.accelerate import NUMPY, WARMUP, accelerate, aten, graphed, in_numpy, own_memory, wholes
+from cleanrl_utils import accelerate as accelerate_module
+from cleanrl_utils.accelerate import (
+    MAX_RECORDINGS,
+    NUMPY,
+    WARMUP,
+    accelerate,
+    aten,
+    graphed,
+    in_numpy,
+    own_memory,
+    recorded,
+    wholes,
+)
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CALLS = WARMUP + 7  # as it is, captured, replayed
@@ -223,11 +235,15 @@ def backward(): ...
 def update(): ...
 
 
-@pytest.mark.parametrize("device, cudagraphs", [("cpu", True), ("cpu", False), ("cuda", False)])
-def test_functions_stay_as_they_are_unless_asked_otherwise(device, cudagraphs):
-    args = ppo.Args(compile=False, cudagraphs=cudagraphs)
-    faster = accelerate(args, torch.device(device), act, backward, update)
-    assert faster[1:] == (backward, update) and (faster[0] is act) == (device != "cpu")  # there it is in NumPy
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_functions_stay_as_they_are_if_that_is_asked_for(device):
+    args = ppo.Args(cudagraphs=False)
+    assert accelerate(args, torch.device(device), act, backward, update) == (act, backward, update)
+
+
+def test_on_the_cpu_policy_and_backward_pass_become_recordings():
+    faster = accelerate(ppo.Args(), torch.device("cpu"), act, backward, update)
+    assert faster[0] is not act and faster[1] is not backward and faster[2] is update
 
 
 def test_cuda_graphs_are_the_default_and_compiling_is_not():
@@ -352,3 +368,107 @@ def test_parts_of_a_tensor_that_is_larger_are_copied_one_by_one():
         own, copies = own_memory(inputs)
         assert [x.shape for x in own] == [x.shape for x in inputs] and all(a is b for a, b in zip(own, copies))
         assert all((a == b).all() for a, b in zip(copies, inputs, strict=True))
+
+
+# Recorded backward passes
+
+scale = 1.0  # a global number of "the script"
+
+
+def make_learner():
+    """A small network, its parameters, and a backward pass with what the scripts' have: noise, clipping, statistics."""
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(4, 16), nn.ReLU(inplace=True), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2))
+    frozen = nn.Linear(4, 2)
+
+    def backward(x, y):
+        noise = torch.randn_like(y)
+        loss = ((network(x) - frozen(x).detach() - y - noise).clamp(-2, 2) ** 2).mean() * scale
+        loss.backward()
+        return {"loss": loss.detach(), "norm": nn.utils.clip_grad_norm_(network.parameters(), 0.1)}
+
+    return network, backward
+
+
+def train(wrap, sizes, before=lambda step: None):
+    network, backward = make_learner()
+    backward, optimizer = wrap(backward), torch.optim.Adam(network.parameters(), 1e-2, fused=True)
+    stats = []
+    for step, size in enumerate(sizes):
+        before(step)
+        optimizer.zero_grad()
+        stats.append(backward(torch.randn(size, 4), torch.randn(size, 2)))
+        optimizer.step()
+    return dict(network.named_parameters()), stats
+
+
+def assert_identical(one, other):
+    for a, b in zip((one[0], *one[1]), (other[0], *other[1]), strict=True):
+        assert a.keys() == b.keys() and all((a[name] == b[name]).all() for name in a)
+
+
+def test_recorded_backward_learns_the_same_to_the_bit_with_batches_of_several_sizes():
+    assert_identical(train(recorded, [8, 8, 5, 8, 5, 8]), train(as_it_is, [8, 8, 5, 8, 5, 8]))
+
+
+def test_recorded_backward_is_not_python_any_more():
+    calls = []
+
+    def wrap(backward):
+        return recorded(lambda *inputs: (calls.append(1), backward(*inputs))[1])
+
+    train(wrap, [8] * 10)
+    assert len(calls) == 2  # to find the parameters, and to record
+
+
+def test_recorded_backward_adds_to_gradients_that_are_there():
+    gradients = []
+    for wrap in (as_it_is, recorded):
+        network, backward = make_learner()
+        backward = wrap(backward)
+        for _ in range(2):
+            for x in network.parameters():
+                x.grad = None
+            for seed in (2, 3):
+                torch.manual_seed(seed)
+                backward(torch.randn(8, 4), torch.randn(8, 2))
+        gradients.append([x.grad for x in network.parameters()])
+    assert all((a == b).all() for a, b in zip(*gradients, strict=True))
+
+
+def test_a_number_of_the_script_that_changes_is_noticed(monkeypatch):
+    def halve(step):
+        monkeypatch.setitem(globals(), "scale", 1.0 if step < 3 else 0.5)
+
+    replayed = train(recorded, [8] * 6, halve)
+    assert_identical(replayed, train(as_it_is, [8] * 6, halve))
+    monkeypatch.setitem(globals(), "scale", 1.0)
+    assert replayed[1][3]["loss"] != train(as_it_is, [8] * 6)[1][3]["loss"]
+
+
+def test_a_number_that_keeps_changing_ends_the_recording_and_says_so(monkeypatch, capsys):
+    def anneal(step):
+        monkeypatch.setitem(globals(), "scale", 1 - step / 100)
+
+    steps = [8] * (MAX_RECORDINGS + 5)
+    assert_identical(train(recorded, steps, anneal), train(as_it_is, steps, anneal))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "keep changing" in line]
+    assert lines and "backward" in lines[0]
+
+
+def test_backward_that_looks_at_values_stays_python_and_says_so(capsys):
+    x = nn.Parameter(torch.ones(3))
+
+    def backward(y):
+        loss = (x * y).sum() if y.sum().item() > 0 else (x - y).sum()
+        loss.backward()
+        return {"loss": loss.detach()}
+
+    backward = recorded(backward)
+    assert backward(torch.full((3,), 2.0))["loss"] == 6 and backward(torch.full((3,), -2.0))["loss"] == 9
+    assert capsys.readouterr().err.count("backward is not replayed") == 1
+
+
+def test_long_backward_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(accelerate_module, "MAX_OPERATIONS", 10)
+    assert_identical(train(recorded, [8] * 4), train(as_it_is, [8] * 4))
