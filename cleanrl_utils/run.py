@@ -34,8 +34,10 @@ FIXED_ON_RESUME = ("env_id", "exp_name", "seed", "num_envs", "buffer_size", "n_a
 
 def start(run_dir: str, args: Any, script: str, global_step: int) -> SummaryWriter:
     """Make the run folder, start logging (from `global_step` on, when resuming) and explain crashes from now on."""
-    if args.upload_model and not importlib.util.find_spec("cleanrl_utils.huggingface"):
-        sys.exit("--upload-model: this version of cleanrl_utils cannot upload yet; use --save-model and upload by hand")
+    if args.upload_model:  # known before the training, not after it
+        from cleanrl_utils.huggingface import check_upload
+
+        check_upload(args)
     if not args.resume and os.path.exists(f"{run_dir}/args.json"):
         sys.exit(f"{run_dir} is taken by a run started in the same second; start again")
     try:
@@ -46,6 +48,8 @@ def start(run_dir: str, args: Any, script: str, global_step: int) -> SummaryWrit
         elif copy.read_bytes() != Path(script).read_bytes():
             print(f"{script} has changed since the run began; its copy in {run_dir} stays the old one", file=sys.stderr)
         Path(run_dir, "args.json").write_text(json.dumps(vars(args), indent=2))
+        if note := os.environ.get("CLEANRL_RUN_DIR_FILE"):  # cleanrl_utils.benchmark asks where the run is
+            Path(note).write_text(run_dir)
     except OSError as error:
         sys.exit(f"cannot write the run folder {run_dir}: {error.strerror}")
     sys.excepthook = explain_crash(run_dir, script)
@@ -251,7 +255,7 @@ def finish(
     run_dir: str, args: Any, writer: SummaryWriter, make_envs: Callable, load_policy: Callable, recent_returns: list
 ) -> None:
     """Evaluate the saved model, upload it where asked, and say where everything is."""
-    lines = {"run": run_dir}
+    lines, failed = {"run": run_dir}, False
     if recent_returns:
         lines["training"] = f"mean return {np.mean(recent_returns):.2f} over the last {len(recent_returns)} episodes"
     if args.save_model:
@@ -269,9 +273,14 @@ def finish(
         lines["evaluation"] = str(result)
         lines["again"] = f"{tool('python')} -m cleanrl_utils.evaluate {run_dir} --episodes 100"
     if args.upload_model:
-        from cleanrl_utils.huggingface import push_to_hub
+        from cleanrl_utils.huggingface import HubError, push_to_hub
 
-        lines["hub"] = push_to_hub(run_dir, args.hf_entity)
+        writer.flush()  # the curves are uploaded, too
+        try:
+            lines["hub"] = push_to_hub(run_dir, args.hf_entity, result)
+        except HubError as error:
+            failed = True
+            lines["hub"] = f"{error}. Again: {tool('python')} -m cleanrl_utils.huggingface {run_dir}"
     if args.capture_video:
         lines["video"] = f"{run_dir}/evaluation/videos" if args.save_model else f"{run_dir}/videos"
         if args.track:  # by hand: wandb's own monitor_gym breaks gymnasium's wrapper
@@ -282,3 +291,6 @@ def finish(
                 wandb.log({name: wandb.Video(str(video), format="mp4")})
     lines["curves"] = f"{tool('tensorboard')} --logdir {Path(run_dir).parent}"
     print("\n" + "\n".join(f"{name + ':':<11} {line}" for name, line in lines.items()))
+    if failed:
+        writer.close()
+        sys.exit("the upload failed, see above; the run is complete")

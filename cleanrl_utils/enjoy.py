@@ -1,0 +1,126 @@
+"""Watch a trained policy play: from a run folder or from the Hugging Face Hub.
+
+Usage:
+    python -m cleanrl_utils.enjoy --exp-name dqn --env-id CartPole-v1 --eval-episodes 10 [--seed 1] [--capture-video]
+    python -m cleanrl_utils.enjoy RUN_DIR
+
+By name it takes the newest run of that name in runs/ that has a model, and looks on the hub if there is none, or if
+--hf-entity says where. What comes from the hub is never executed: see cleanrl_utils/huggingface.py.
+"""
+
+import difflib
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import gymnasium as gym
+import tyro
+
+from cleanrl_utils.evaluate import SEED_OFFSET, Evaluation, evaluate, load_run
+from cleanrl_utils.huggingface import ALGORITHMS, HubError, load_pulled, pull_from_hub, repository
+
+
+def find_run(exp_name: str, env_id: str, seed: int) -> Path | None:
+    """The newest run of that name that has a model."""
+    pattern = f"{env_id.replace('/', '_')}__{exp_name}__{seed}__*/{exp_name}.safetensors"
+    models = sorted(Path("runs").glob(pattern), key=lambda path: path.stat().st_mtime)
+    return models[-1].parent if models else None
+
+
+def show_difference(source: Path | None) -> None:
+    """Print how the source in a repository differs from ours, which is what plays."""
+    if source is None:
+        print("the repository has no source")
+        return
+    ours = ALGORITHMS / source.name
+    texts = [path.read_text(errors="replace").splitlines(keepends=True) for path in (ours, source)]
+    lines = difflib.unified_diff(*texts, fromfile=f"cleanrl/{ours.name}", tofile=f"hub/{source.name}")
+    # control characters in a stranger's file could rewrite what the terminal shows
+    text = "".join(char for char in "".join(lines) if char.isprintable() or char in "\n\t")
+    print(text or f"{source.name} is the same as here")
+
+
+def main(
+    run_dir: Annotated[Path | None, tyro.conf.Positional] = None,
+    exp_name: str = "",
+    env_id: str = "",
+    seed: int = 1,
+    eval_episodes: int = 10,
+    hf_entity: str = "",
+    hf_repository: str = "",
+    capture_video: bool = False,
+    stochastic: bool = False,
+    show_source: bool = False,
+    cuda: bool = True,
+) -> None:
+    """Watch a trained policy play: from a run folder or from the Hugging Face Hub.
+
+    Args:
+        run_dir: the folder of a run, trained with --save-model
+        exp_name: the name of the experiment, like dqn
+        env_id: the id of the environment
+        seed: the seed with which it was trained
+        eval_episodes: how many episodes to play
+        hf_entity: the user or organisation on the hub; by default runs/ is searched first, then cleanrl on the hub
+        hf_repository: the whole name of a repository, like cleanrl/CartPole-v1-dqn-seed1
+        capture_video: record the episodes of the first environment
+        stochastic: sample actions as in training instead of taking the most likely ones
+        show_source: print how the algorithm file in the repository differs from the one here, and stop
+        cuda: use the GPU when there is one
+    """
+    if eval_episodes < 1:
+        sys.exit("--eval-episodes must be at least 1")
+    if not run_dir and not hf_repository and not (exp_name and env_id):
+        sys.exit("name a policy: RUN_DIR, or --exp-name and --env-id, or --hf-repository")
+    claimed = None
+    try:
+        local = run_dir or (find_run(exp_name, env_id, seed) if not hf_entity and not hf_repository else None)
+        if local:
+            name, video_dir = str(local), local / "evaluation"
+            args, module, model_path = load_run(local)
+        else:
+            name = hf_repository or repository(hf_entity or "cleanrl", env_id, exp_name, seed)
+            folder, video_dir = pull_from_hub(name), Path("runs", "enjoy", name.replace("/", "_"))
+            args, module, model_path, source = load_pulled(folder)
+            if show_source:
+                show_difference(source)
+                return
+            if args["env_id"] != env_id and (env_id or ":" in args["env_id"]):
+                # `package:id` imports a package: only if the user, not the repository, says so
+                raise HubError(f"the policy was trained on {args['env_id']!r}: give that as --env-id to play it")
+            claimed = read_scores(folder / "evaluation.json")
+            if source and source.read_bytes() != (ALGORITHMS / source.name).read_bytes():
+                print(f"note: it was trained by another version of {source.name} (--show-source); ours plays it")
+        result = evaluate(
+            model_path,
+            args["env_id"],
+            module.make_envs,
+            module.load_policy,
+            episodes=eval_episodes,
+            seed=args["seed"] + SEED_OFFSET,
+            deterministic=not stochastic,
+            video_dir=video_dir if capture_video else None,
+            device=None if cuda else "cpu",
+        )
+    except (HubError, OSError, ImportError, ValueError, gym.error.Error) as error:
+        sys.exit(f"cannot play: {' '.join(str(error).split())}")
+    print(f"policy:  {name}")
+    if claimed:
+        print(f"claimed: {claimed}")
+    print(f"{'here:' if claimed else 'score:':<8} {result}")
+    if capture_video:
+        print(f"video:   {video_dir}/videos")
+
+
+def read_scores(path: Path) -> Evaluation | None:
+    """What a repository says its policy scores."""
+    try:
+        scores = json.loads(path.read_text())
+        return Evaluation([float(x) for x in scores["returns"]], [int(x) for x in scores["lengths"]])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,257 @@
+"""Export the trained policy of a run as ONNX, to be used without PyTorch.
+
+Usage:
+    python -m cleanrl_utils.export RUN_DIR [--output policy.onnx]
+
+The file holds the deterministic policy, observation statistics included: from a batch of observations to a batch of
+actions. A policy with a memory takes its state as a second input and returns the next one. Before it is written, it is
+compared with the original on observations of the environment and on random ones.
+"""
+
+import importlib.metadata
+import inspect
+import json
+import logging
+import os
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from safetensors import SafetensorError
+
+from cleanrl_utils.evaluate import EnvPoolGames, load_run
+
+TOLERANCE = 1e-5
+BATCH = 3  # for tracing: a size that no other axis of a state has
+
+
+class ExportError(Exception):
+    """What is wrong and what to do, in one line."""
+
+
+class Policy(torch.nn.Module):
+    """The call of `get_action` inside a policy of `load_policy`, as a module from tensors to tensors.
+
+    `load_policy` returns a function from NumPy to NumPy, which cannot be traced. But it is a closure over a network,
+    and all it does is to call the network's `get_action`: this watches one such call to learn the other arguments.
+    """
+
+    def __init__(self, policy: Callable, obs: np.ndarray) -> None:
+        super().__init__()
+        cells = [cell.cell_contents for cell in getattr(policy, "__closure__", None) or ()]
+        networks = [x for x in cells if isinstance(x, torch.nn.Module) and hasattr(x, "get_action")]
+        if len(networks) != 1:
+            raise ExportError(
+                "its load_policy is no function around one PyTorch network with get_action: not exportable"
+            )
+        (self.network,) = networks
+        original, calls = self.network.get_action, []
+
+        def watched(*args: Any) -> Any:
+            calls.append(args)
+            return original(*args)
+
+        self.network.get_action = watched
+        try:
+            policy(obs)
+        finally:
+            del self.network.get_action
+        (_, *rest), *_ = calls
+        self.states = [x for x in rest if isinstance(x, torch.Tensor)]
+        self.flags = [x for x in rest if not isinstance(x, torch.Tensor)]
+        # without its decorator: ONNX knows no inference mode
+        self.get_action = inspect.unwrap(type(self.network).get_action)
+
+    def forward(self, obs: torch.Tensor, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with watching_argmax() as scores:
+            outcome = self.get_action(self.network, obs.float(), *states, *self.flags)
+        action, *next_states = outcome if isinstance(outcome, tuple) else (outcome,)
+        return action, *scores[:1], *next_states  # while it is traced, one call is seen several times
+
+
+@contextmanager
+def replaced(owner: Any, **functions: Callable) -> Iterator[None]:
+    """Other functions under these names for a while."""
+    originals = {name: getattr(owner, name) for name in functions}
+    for name, function in functions.items():
+        setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        for name, function in originals.items():
+            setattr(owner, name, function)
+
+
+@contextmanager
+def watching_argmax() -> Iterator[list[torch.Tensor]]:
+    """The scores (logits, action values) from which a discrete action is chosen: they tell more than the action."""
+    scores, argmax = [], torch.Tensor.argmax
+
+    def watched(x: torch.Tensor, *args: Any) -> torch.Tensor:
+        scores.append(x)
+        return argmax(x, *args)
+
+    with replaced(torch.Tensor, argmax=watched):
+        yield scores
+
+
+def sample_observations(envs: Any, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Half of them from playing at random, half drawn from the observation space, however far it reaches."""
+    space = envs.single_observation_space
+    space.seed(int(rng.integers(2**31)))
+    envs.single_action_space.seed(int(rng.integers(2**31)))
+    obs, _ = envs.reset(seed=int(rng.integers(2**31)))
+    batches = [np.array(obs)]
+    while sum(map(len, batches)) < count // 2:
+        actions = np.array([envs.single_action_space.sample() for _ in range(len(obs))])
+        obs = envs.step(actions)[0]
+        batches.append(np.array(obs))
+    drawn = np.stack([space.sample() for _ in range(count - sum(map(len, batches)))])
+    if drawn.dtype.kind == "f":
+        drawn = np.clip(drawn, -100, 100)
+    return np.concatenate([*batches, drawn.astype(batches[0].dtype)])
+
+
+def input_type(obs: np.ndarray) -> np.dtype:
+    """What the exported policy takes: real numbers in single precision, as the network does, pixels as they are."""
+    return np.dtype(np.float32) if obs.dtype.kind == "f" else obs.dtype
+
+
+def trace(policy: Policy, obs: np.ndarray) -> Any:
+    """The policy as an ONNX model, for batches of any size."""
+    obs = torch.as_tensor(obs.astype(input_type(obs)))
+    names = ["state", *(f"state{i}" for i in range(2, len(policy.states) + 1))][: len(policy.states)]
+    scores = ["scores"] * (len(policy(obs, *policy.states)) - 1 - len(names))
+    batch = torch.export.Dim("batch")
+    axes = [{dim: batch for dim, size in enumerate(x.shape) if size == BATCH} for x in policy.states]
+    # What a deterministic policy multiplies by zero need not be drawn: the comparison would show if it mattered
+    constants = replaced(torch, randn_like=torch.zeros_like), replaced(torch.Tensor, exponential_=lambda x: x.fill_(1))
+    with constants[0], constants[1], torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about itself
+        program = torch.onnx.export(
+            policy,
+            (obs, *policy.states),
+            input_names=["obs", *names],
+            output_names=["action", *scores, *(f"next_{name}" for name in names)],
+            dynamic_shapes=({0: batch}, tuple(axes)) if axes else ({0: batch},),
+            dynamo=True,
+            optimize=True,
+            verbose=False,
+        )
+    return program.model_proto
+
+
+def difference(x: np.ndarray, y: np.ndarray) -> float:
+    """The largest one between two arrays, relative to the largest number of a row where that is above 1."""
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return np.inf
+    x, y = x.reshape(len(x), -1), y.reshape(len(y), -1)
+    return float(np.max(np.abs(x - y) / np.maximum(1, np.abs(x).max(1, keepdims=True))))
+
+
+def largest_differences(session: Any, original: Callable, policy: Policy, obs: np.ndarray) -> list[float]:
+    """Of actions and of scores, between ONNX and what `load_policy` returned, step after step.
+
+    A memory must go on as the original's does.
+    """
+    names = [x.name for x in session.get_inputs()]
+    obs, given = obs.astype(input_type(obs)), obs
+
+    def run(batch: np.ndarray, states: list[np.ndarray]) -> list[np.ndarray]:
+        return session.run(None, dict(zip(names, [batch, *states], strict=True)))
+
+    states, originals, outcomes = [np.zeros_like(x) for x in policy.states], [], []
+    for start in range(0, len(obs), BATCH):
+        with watching_argmax() as scores:
+            expected = [original(given[start : start + BATCH]), *(x.numpy() for x in scores[:1])]
+        outcome = run(obs[start : start + BATCH], states)
+        states = outcome[len(expected) :]
+        originals.append(expected)
+        outcomes.append(outcome[: len(expected)])
+    # and all at once, which is another size of batch; with a memory, only the first step has the same past
+    states = [np.zeros([len(obs) if size == BATCH else size for size in x.shape], np.float32) for x in policy.states]
+    rows = BATCH if states else len(obs)
+    at_once = run(obs, states)
+    worst = []
+    for x, y, z in zip(map(np.concatenate, zip(*originals)), map(np.concatenate, zip(*outcomes)), at_once):
+        worst.append(max(difference(x, y), difference(x[:rows], z[:rows])))
+    return worst
+
+
+def export(
+    run_dir: str | Path, output: str | Path | None = None, tolerance: float = TOLERANCE, seed: int = 0
+) -> tuple[Path, str]:
+    """Write a run's policy as ONNX once it is proven equal; returns the path and a description."""
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401 (PyTorch's exporter needs it)
+    except ImportError as error:
+        raise ExportError('exporting needs an extra: pip install "cleanrl[onnx]"') from error
+    for name in ("onnxscript", "torch.onnx"):  # they speak of packages that are not needed here
+        logging.getLogger(name).setLevel(logging.ERROR)
+    args, module, model_path = load_run(run_dir)
+    output = Path(output or model_path.with_suffix(".onnx"))
+    envs = module.make_envs(args["env_id"], BATCH, False, "")
+    if hasattr(envs, "recv"):
+        envs = EnvPoolGames(envs)
+        envs.num_envs = BATCH
+    obs = sample_observations(envs, 40 * BATCH, np.random.default_rng(seed))
+    try:
+        policy = Policy(module.load_policy(model_path, envs, "cpu", True), obs[:BATCH]).eval()
+        model = trace(policy, obs[:BATCH])
+        original = module.load_policy(model_path, envs, "cpu", True)  # anew: without a memory of what was tried on it
+    except torch.onnx.OnnxExporterError as error:
+        reason = textwrap.shorten(str(error.__cause__ or error), 300)
+        raise ExportError(f"PyTorch cannot express it as ONNX: {reason}") from error
+    finally:
+        envs.close()
+    about = {"exp_name": args["exp_name"], "env_id": args["env_id"], "args": json.dumps(args)}
+    about |= {"cleanrl": importlib.metadata.version("cleanrl"), "torch": torch.__version__}
+    for name, value in about.items():
+        model.metadata_props.add(key=name, value=str(value))
+    data = model.SerializeToString()
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    worst, *of_scores = largest_differences(session, original, policy, obs)
+    # Actions count; what discrete ones are chosen from may be, as in C51, a small sum of numbers from -100 to 100
+    for what, found, limit in (("actions", worst, tolerance), ("scores", max(of_scores, default=0), 10 * tolerance)):
+        if not found <= limit:
+            advice = f"not written. If rounding explains it, raise --tolerance {tolerance:g}"
+            raise ExportError(f"it differs from the original in its {what} by {found:.2g}: {advice}")
+    aside = output.with_name(output.name + ".tmp")
+    aside.write_bytes(data)
+    os.replace(aside, output)
+    inputs, outputs = (
+        ", ".join(f"{x.name} {x.type.removeprefix('tensor')} {x.shape}" for x in ports)
+        for ports in (session.get_inputs(), session.get_outputs())
+    )
+    found = f"largest difference from the original: {max(worst, *of_scores, 0):.1e}, over {len(obs)} observations"
+    return output, f"{inputs} -> {outputs}\n{found}"
+
+
+def main(
+    run_dir: Annotated[Path, tyro.conf.Positional], output: Path | None = None, tolerance: float = TOLERANCE
+) -> None:
+    """Export the trained policy of a run as ONNX.
+
+    Args:
+        run_dir: the folder of the run, trained with --save-model
+        output: where to write; by default beside the model
+        tolerance: by how much its actions may differ from the original's
+    """
+    try:
+        path, description = export(run_dir, output, tolerance)
+    except (ExportError, OSError, ImportError, ValueError, RuntimeError, SafetensorError, gym.error.Error) as error:
+        sys.exit(f"cannot export: {' '.join(str(error).split())[:500]}")
+    print(f"{path}: {description}")
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,80 @@
+"""Enjoy: watch a policy of one's own; tests/test_huggingface.py plays those of others."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import SHORT, Runner
+
+from cleanrl_utils import enjoy
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    return Runner(tmp_path_factory.mktemp("trained")).train(*SHORT, "--save-model", "--seed", "3")
+
+
+@pytest.fixture
+def play(trained, monkeypatch, capsys):
+    """The command line of enjoy, beside the trained run, in this process; returns what it prints."""
+    monkeypatch.chdir(trained.parents[1])
+
+    def call(*flags: str) -> str:
+        enjoy.tyro.cli(enjoy.main, args=[*flags, "--no-cuda"])
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_the_program_plays_a_run_by_name_and_films_it(trained):
+    flags = ["--exp-name", "ppo", "--env-id", "CartPole-v1", "--seed", "3", "--eval-episodes", "4", "--capture-video"]
+    done = Runner(trained.parents[1]).run("-m", "cleanrl_utils.enjoy", *flags, "--no-cuda")
+    assert f"policy:  runs/{trained.name}\n" in done.stdout and ", 4 episodes" in done.stdout
+    assert list(trained.glob("evaluation/videos/*.mp4"))
+
+
+def test_a_run_folder_and_its_name_are_the_same_policy(trained, play):
+    by_name = play("--exp-name", "ppo", "--env-id", "CartPole-v1", "--seed", "3")
+    by_folder = play(str(trained))
+    assert by_name.splitlines()[1] == by_folder.splitlines()[1]
+    assert play(str(trained), "--stochastic").splitlines()[1] != by_folder.splitlines()[1]
+
+
+def test_the_newest_run_that_has_a_model_is_taken(trained, play):
+    newer = trained.with_name("CartPole-v1__ppo__3__9999999999")
+    newest = trained.with_name("CartPole-v1__ppo__3__99999999999")
+    shutil.copytree(trained, newer)
+    shutil.copytree(trained, newest)
+    (newest / "ppo.safetensors").unlink()
+    (newer / "ppo.safetensors").touch()
+    try:
+        assert newer.name in play("--exp-name", "ppo", "--env-id", "CartPole-v1", "--seed", "3", "--eval-episodes", "1")
+    finally:
+        shutil.rmtree(newer)
+        shutil.rmtree(newest)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ([], "name a policy: RUN_DIR, or --exp-name and --env-id"),
+        (["--exp-name", "ppo"], "name a policy"),
+        (["--eval-episodes", "0"], "--eval-episodes must be at least 1"),
+        (["nowhere"], "cannot play: nowhere is not a run folder"),
+        (["without_model"], "cannot play: without_model has no model: train with --save-model"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(trained, play, flags, message):
+    folder = trained.parents[1] / "without_model"
+    if not folder.exists():
+        shutil.copytree(trained, folder)
+        (folder / "ppo.safetensors").unlink()
+    with pytest.raises(SystemExit) as stop:
+        play(*flags)
+    assert message in str(stop.value) and "\n" not in str(stop.value)
+
+
+def test_without_the_extra_the_hub_is_not_asked(play, monkeypatch):
+    monkeypatch.setitem(enjoy.sys.modules, "huggingface_hub", None)
+    with pytest.raises(SystemExit, match=r'cannot play: the hub needs an extra: pip install "cleanrl\[hub\]"'):
+        play("--exp-name", "ppo", "--env-id", "Acrobot-v1")

@@ -1,0 +1,155 @@
+"""Export to ONNX: the same actions as the original, for every algorithm file, or no file at all."""
+
+import importlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, SHORT, Runner
+from safetensors.torch import save_file
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
+from cleanrl_utils import export as module  # noqa: E402
+from cleanrl_utils.evaluate import evaluate, load_run  # noqa: E402
+from cleanrl_utils.export import ExportError, export  # noqa: E402
+
+FILES = [path.stem for path in sorted((ROOT / "cleanrl").glob("*.py")) if "def load_policy" in path.read_text()]
+TORCH = [name for name in FILES if "import torch" in (ROOT / "cleanrl" / f"{name}.py").read_text()]
+SMALL = {"ppo", "ppo_continuous_action", "c51", "sac_continuous_action"}  # one of each kind; the others are slow
+
+
+def make_run(folder: Path, name: str) -> Path:
+    """A run of an algorithm as if it had been trained: all its weights and statistics are other than at the start."""
+    if "atari" in name:
+        pytest.importorskip("ale_py", reason="the extra atari is not installed")
+    if "envpool" in name:
+        pytest.importorskip("envpool", reason="the extra envpool is not installed")
+    env_id = "Pendulum-v1" if "continuous" in name else "CartPole-v1"
+    env_id = "Breakout-v5" if "envpool" in name else "BreakoutNoFrameskip-v4" if "atari" in name else env_id
+    algorithm = importlib.import_module(f"cleanrl.{name}")
+    envs = algorithm.make_envs(env_id, 1, False, "")
+    torch.manual_seed(0)
+    kinds = [("Actor", "actor."), ("Agent", ""), ("QNetwork", "")]
+    kind, prefix = next((kind, prefix) for kind, prefix in kinds if hasattr(algorithm, kind))
+    atoms = [algorithm.Args().n_atoms] if "c51" in name else []
+    state = getattr(algorithm, kind)(envs, *atoms).state_dict()
+    envs.close()
+    for key, x in state.items():
+        if "weight" in key:  # large, so that what it does depends on what it sees
+            x.copy_(torch.randn_like(x) * (2 / x[0].numel()) ** 0.5)
+        elif key not in ("atoms", "low", "high", "action_scale", "action_bias"):
+            x += 0.1 * torch.rand_like(x)
+    save_file({prefix + key: x.contiguous() for key, x in state.items()}, folder / f"{name}.safetensors")
+    (folder / "args.json").write_text(json.dumps({"exp_name": name, "env_id": env_id, "seed": 1}))
+    shutil.copy(ROOT / "cleanrl" / f"{name}.py", folder)
+    return folder
+
+
+def session_of(path: Path):
+    return onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("name", [x if x in SMALL else pytest.param(x, marks=pytest.mark.slow) for x in TORCH])
+def test_the_exported_policy_acts_like_the_original(name, tmp_path):
+    """Compared here once more, by other means than the exporter's own check."""
+    run_dir = make_run(tmp_path, name)
+    path, description = export(run_dir)
+    assert path == tmp_path / f"{name}.onnx" and "largest difference" in description
+    session = session_of(path)
+    args, algorithm, model_path = load_run(run_dir)
+    envs = algorithm.make_envs(args["env_id"], 2, False, "")
+    policy = algorithm.load_policy(model_path, envs)
+    space = getattr(envs, "single_observation_space", None) or envs.observation_space
+    rng, seen = np.random.default_rng(1), []
+    feed = {x.name: np.zeros([2 if size == "batch" else size for size in x.shape], np.float32)
+            for x in session.get_inputs()}  # fmt: skip
+    names = [x.name for x in session.get_outputs()]
+    for _ in range(20):
+        if space.dtype == np.uint8:  # coarse patterns: noise looks all the same
+            coarse = rng.integers(0, 256, (2, space.shape[0], 3, 3), dtype=np.uint8)
+            obs = coarse.repeat(28, axis=2).repeat(28, axis=3)
+        else:
+            obs = rng.normal(size=(2, *space.shape)).astype(np.float32)
+        outcome = dict(zip(names, session.run(None, feed | {"obs": obs}), strict=True))
+        expected = policy(obs)
+        np.testing.assert_allclose(outcome["action"], expected, rtol=1e-5, atol=1e-5)
+        seen.append(expected)
+        if "next_state" in outcome:  # a memory goes on
+            feed["state"] = outcome["next_state"]
+    envs.close()
+    assert len(np.unique(np.concatenate(seen), axis=0)) > 1, "a policy that always does the same proves nothing"
+
+
+def test_every_file_with_a_policy_is_tested():
+    assert len(TORCH) >= 15 and set(TORCH) >= SMALL
+
+
+@pytest.mark.slow
+def test_a_trained_policy_scores_the_same_without_pytorch(tmp_path):
+    """Observation statistics included: Pendulum's are far from zero mean and unit variance."""
+    script = ROOT / "cleanrl" / "ppo_continuous_action.py"
+    run_dir = Runner(tmp_path).train(*SHORT, "--env-id", "Pendulum-v1", "--save-model", script=script)
+    done = Runner(tmp_path).run("-m", "cleanrl_utils.export", run_dir, "--output", "policy.onnx")
+    assert "obs (float) ['batch', 3] -> action (float) ['batch', 1]" in done.stdout
+    session = session_of(tmp_path / "policy.onnx")
+    about = session.get_modelmeta().custom_metadata_map
+    assert about["env_id"] == "Pendulum-v1" and json.loads(about["args"])["seed"] == 1
+    args, algorithm, model_path = load_run(run_dir)
+
+    def load_onnx(*_):
+        return lambda obs: session.run(["action"], {"obs": obs.astype(np.float32)})[0]
+
+    flags = {"episodes": 3, "seed": 7, "device": "cpu"}
+    original = evaluate(model_path, args["env_id"], algorithm.make_envs, algorithm.load_policy, **flags)
+    exported = evaluate("", args["env_id"], algorithm.make_envs, load_onnx, **flags)
+    np.testing.assert_allclose(exported.returns, original.returns, rtol=1e-3)
+
+
+def test_a_policy_that_differs_is_not_written(tmp_path, monkeypatch):
+    run_dir = make_run(tmp_path, "ppo_continuous_action")
+    trace = module.trace
+
+    def spoiled(*args):
+        model = trace(*args)
+        for x in model.graph.initializer:
+            if x.raw_data and x.data_type == 1:
+                values = np.frombuffer(x.raw_data, np.float32)
+                x.raw_data = (values * np.float32(1.001)).tobytes()
+        return model
+
+    monkeypatch.setattr(module, "trace", spoiled)
+    with pytest.raises(ExportError, match="differs from the original in its actions by .*: not written"):
+        export(run_dir)
+    assert not list(tmp_path.glob("*.onnx*"))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda run: (run / "ppo.safetensors").unlink(), "has no model: train with --save-model"),
+        (lambda run: (run / "ppo.safetensors").write_bytes(b"damaged"), "cannot export: .*"),
+        (lambda run: (run / "args.json").unlink(), "is not a run folder"),
+        (lambda run: spoil_source(run / "ppo.py"), "no function around one PyTorch network with get_action"),
+    ],
+)
+def test_problems_take_one_line(tmp_path, change, message):
+    run_dir = make_run(tmp_path, "ppo")
+    change(run_dir)
+    with pytest.raises(SystemExit, match=message) as stop:
+        module.main(run_dir)
+    assert "\n" not in str(stop.value)
+
+
+def spoil_source(path: Path) -> None:
+    """A load_policy that is not made like ours."""
+    path.write_text(path.read_text().replace("return lambda obs: agent", "return lambda obs: globals()['agent']"))
+
+
+def test_without_the_extra_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setitem(module.sys.modules, "onnxruntime", None)
+    with pytest.raises(SystemExit, match=r'pip install "cleanrl\[onnx\]"'):
+        module.main(tmp_path)
