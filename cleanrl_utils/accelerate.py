@@ -193,8 +193,11 @@ def record(backward: Callable, inputs: tuple[torch.Tensor, ...]) -> Callable:
         if len(module.graph.nodes) > MAX_OPERATIONS:
             return backward
         drop_aliases(module)
-        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
-            program = torch.jit.trace(module, inputs, check_trace=False)
+        try:
+            with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+                program = torch.jit.trace(module, inputs, check_trace=False)
+        except RuntimeError:  # convolutions; they would not gain
+            return backward
 
     def run(*inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         if any(x.grad is not None for x in learned):  # to be added to

@@ -472,3 +472,19 @@ def test_backward_that_looks_at_values_stays_python_and_says_so(capsys):
 def test_long_backward_stays_as_it_is(monkeypatch):
     monkeypatch.setattr(accelerate_module, "MAX_OPERATIONS", 10)
     assert_identical(train(recorded, [8] * 4), train(as_it_is, [8] * 4))
+
+
+def test_backward_with_convolutions_stays_as_it_is():
+    network = nn.Conv2d(1, 2, 3)
+
+    def backward(x):
+        loss = (network(x) ** 2).mean()
+        loss.backward()
+        return {"loss": loss.detach()}
+
+    replay, x, gradients = recorded(backward), torch.randn(2, 1, 8, 8), []
+    for function in (backward, replay, replay):
+        network.zero_grad()
+        function(x)
+        gradients.append(network.weight.grad)
+    assert (gradients[0] == gradients[1]).all() and (gradients[0] == gradients[2]).all()
