@@ -1,106 +1,120 @@
-"""From runs to small result files, and from those to tables and plots.
+"""From runs to small result files, and from those to the tables and plots of the documentation.
 
 Usage:
     python benchmark/results.py collect benchmark/results/ppo.csv RUN_DIR...
     python benchmark/results.py table benchmark/results/ppo.csv
-    python benchmark/results.py plot benchmark/results/ppo.csv docs/assets/ppo.png      (pip install -e ".[bench]")
+    python benchmark/results.py plot benchmark/results/ppo.csv docs/assets/ppo.png      (pip install -e ".[rlops]")
+    python benchmark/results.py docs            # every generated table, and every plot whose results have changed
 
-A result file has a row for every stretch of a run (`POINTS` of them): algorithm, env_id, seed, the last step of the
-stretch, seconds since the start, the mean return of the episodes that ended in it and their number; the mean return of
-the last 100 episodes up to there, which at the end is the score; and the commit, PyTorch and machine of the run.
+benchmark/results/README.md describes the files. A page holds a generated table between two lines:
+
+    <!-- results: ppo.csv with published, minutes -->
+    <!-- end of results -->
+
+A row is an environment, a column an algorithm; several files make several columns. `published` (the scores of the
+published CleanRL) and `minutes` are further columns.
 """
 
 import csv
-import json
-import os
-import platform
-import subprocess
+import hashlib
+import re
+import struct
 import sys
-from importlib.metadata import version
+from dataclasses import replace
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 import numpy as np
 import tyro
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-POINTS = 50
-COLUMNS = ["algorithm", "env_id", "seed", "step", "seconds", "episodic_return", "episodes", "last_100_return"]
-COLUMNS += ["commit", "torch", "machine"]
+from cleanrl_utils.rlops.runs import RETURN, Run, append_results, read_folder, read_results
 
-
-def read_run(run_dir: Path, commit: str, torch: str, machine: str) -> list[dict]:
-    """The rows of one run."""
-    args = json.loads((run_dir / "args.json").read_text())
-    events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
-    iterations = events.Scalars("charts/SPS")
-    episodes = events.Scalars("charts/episodic_return")
-    facts = {"algorithm": args["exp_name"], "env_id": args["env_id"], "seed": args["seed"]}
-    facts |= {"commit": commit, "torch": torch, "machine": machine}
-    rows = []
-    for stretch in np.array_split(np.arange(len(iterations)), POINTS):
-        first = iterations[stretch[0] - 1].step if stretch[0] else 0
-        last = iterations[stretch[-1]]
-        inside = [x.value for x in episodes if first < x.step <= last.step]
-        recent = [x.value for x in episodes if x.step <= last.step][-100:]
-        rows.append(
-            facts
-            | {
-                "step": last.step,
-                "seconds": round(last.wall_time - iterations[0].wall_time, 1),
-                "episodic_return": round(float(np.mean(inside)), 3) if inside else "",
-                "episodes": len(inside),
-                "last_100_return": round(float(np.mean(recent)), 3) if recent else "",
-            }
-        )
-    return rows
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmark" / "results"
+MARKED = re.compile(r"(<!-- results: (.+?)(?: with (.+?))? -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
-def read_results(result_file: Path) -> dict[tuple[str, str], dict[str, list[dict]]]:
-    """Rows by (algorithm, env_id) and seed."""
-    runs: dict = {}
-    with open(result_file) as file:
-        for row in csv.DictReader(file):
-            runs.setdefault((row["algorithm"], row["env_id"]), {}).setdefault(row["seed"], []).append(row)
-    return runs
-
-
-def head() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
-
-
-def collect(
-    result_file: Path,
-    run_dirs: list[Path],
-    commit: str = head(),  # noqa: B008
-    torch: str = version("torch"),  # noqa: B008
-    machine: str = f"{platform.machine()}, {os.cpu_count()} cores",
-) -> None:
-    """Write a result file from finished runs.
+def collect(result_file: Path, run_dirs: list[Path], versions: str = "", hardware: str = "") -> None:
+    """Add runs to a result file, each once.
 
     Args:
         result_file: the CSV file
         run_dirs: the folders of the runs
-        commit: what was run
-        torch: the PyTorch it was run with
-        machine: where it was run
+        versions: what they were run with, for runs that do not know it
+        hardware: where they were run, for runs that do not know it
     """
-    with open(result_file, "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        for run_dir in sorted(run_dirs):
-            writer.writerows(read_run(run_dir, commit, torch, machine))
+    runs = [run for run_dir in run_dirs if (run := read_folder(run_dir, lambda line: print(line, file=sys.stderr)))]
+    runs = [replace(run, versions=run.versions or versions, hardware=run.hardware or hardware) for run in runs]
+    added, replaced = append_results(result_file, runs)
+    print(f"{result_file}: {added} runs added, {replaced} replaced, {len(run_dirs) - added - replaced} there already")
+
+
+def span(numbers: list[int]) -> str:
+    """1-3 for 1, 2, 3."""
+    numbers = sorted(numbers)
+    whole = numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 1
+    return f"{numbers[0]}-{numbers[-1]}" if whole else ", ".join(map(str, numbers))
+
+
+def read_published() -> dict[tuple[str, str], str]:
+    with open(RESULTS / "published.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    published = {}
+    for row in rows:  # as decimals: a published -194.95 is -195.0, in floating point -194.9
+        mean, *std = (Decimal(x).quantize(Decimal("0.1"), ROUND_HALF_UP) for x in (row["mean"], row["std"]) if x)
+        published[row["algorithm"], row["env_id"]] = " ± ".join(map(str, (mean, *std)))  # some without their spread
+    return published
+
+
+def rounded(steps: int) -> str:
+    return f"{round(steps / 1e6, 2):g}M" if steps >= 995_000 else f"{steps / 1e3:.0f}k" if steps >= 1000 else str(steps)
+
+
+def make_table(result_files: list[Path], *extras: str) -> list[str]:
+    """Mean and standard deviation over seeds of the mean return of the last 100 episodes."""
+    cells: dict[str, dict[str, list[Run]]] = {}
+    for run in (run for file in result_files for run in read_results(file)):
+        cells.setdefault(run.algorithm, {}).setdefault(run.env_id, []).append(run)
+    published, everything = read_published(), [runs for by in cells.values() for runs in by.values()]
+    head = ["environment", "steps"]
+    common = {}  # the seeds of an algorithm, where they are the same in all environments
+    for algorithm, by in cells.items():
+        seeds = {span([run.seed for run in runs]) for runs in by.values()}
+        common[algorithm] = len(seeds) == 1
+        plural = "seeds" if len(next(iter(by.values()))) > 1 else "seed"
+        head.append(f"`{algorithm}.py`" + (f", {plural} {seeds.pop()}" if len(seeds) == 1 else ""))
+    head += [{"published": "published CleanRL", "minutes": "minutes per run"}[x] for x in extras]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for env_id in dict.fromkeys(runs[0].env_id for runs in everything):
+        here = {algorithm: by[env_id] for algorithm, by in cells.items() if env_id in by}
+        steps = sorted(run.steps for runs in here.values() for run in runs)
+        row = [env_id, " to ".join(dict.fromkeys(map(rounded, (steps[0], steps[-1]))))]
+        for algorithm in cells:
+            runs = here.get(algorithm, [])
+            scores = [run.score(RETURN, 100) for run in runs]
+            score = (
+                f"{np.mean(scores):.1f} ± {np.std(scores):.1f}"
+                if len(runs) > 1
+                else "".join(f"{x:.1f}" for x in scores)
+            )
+            seeds = f" ({len(runs)} seed{'s' if len(runs) > 1 else ''})" if runs and not common[algorithm] else ""
+            row.append(score + seeds)
+        for extra in extras:
+            if extra == "published":
+                row.append(published.get((next(iter(cells)), env_id), "none"))
+            elif extra == "minutes":
+                row.append(f"{np.mean([run.seconds for runs in here.values() for run in runs]) / 60:.1f}")
+        lines.append("| " + " | ".join(row) + " |")
+    return lines
 
 
 def table(result_file: Path) -> None:
-    """Print the scores: mean and standard deviation over seeds of the last 100 episodes' mean return."""
-    print("| algorithm | environment | steps | seeds | score | minutes |\n|---|---|---|---|---|---|")
-    for (algorithm, env_id), seeds in read_results(result_file).items():
-        scores = [float(rows[-1]["last_100_return"]) for rows in seeds.values()]
-        minutes = np.mean([float(rows[-1]["seconds"]) for rows in seeds.values()]) / 60
-        steps = next(iter(seeds.values()))[-1]["step"]
-        score = f"{np.mean(scores):.1f} ± {np.std(scores):.1f}"
-        print(f"| {algorithm} | {env_id} | {steps} | {len(scores)} | {score} | {minutes:.1f} |")
+    """Print the scores."""
+    print("\n".join(make_table([result_file], "minutes")))
+
+
+def digest(result_file: Path) -> str:
+    return hashlib.sha256(result_file.read_bytes()).hexdigest()
 
 
 def plot(result_file: Path, image: Path) -> None:
@@ -110,27 +124,80 @@ def plot(result_file: Path, image: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    results = read_results(result_file)
-    figure, axes = plt.subplots(1, len(results), figsize=(3.6 * len(results), 2.8), squeeze=False)
-    for axis, ((algorithm, env_id), seeds) in zip(axes[0], results.items()):
-        curves = []
-        for rows in seeds.values():
-            steps = [int(row["step"]) / 1000 for row in rows]
-            curves.append([float(row["episodic_return"] or "nan") for row in rows])
-            axis.plot(steps, curves[-1], color="#4477aa", alpha=0.35, linewidth=1)
-        axis.plot(steps, np.nanmean(curves, 0), color="#4477aa", linewidth=2)
+    panels: dict[tuple[str, str], list[Run]] = {}
+    for run in read_results(result_file):
+        panels.setdefault((run.algorithm, run.env_id), []).append(run)
+    figure, axes = plt.subplots(1, len(panels), figsize=(3.6 * len(panels), 2.8), squeeze=False)
+    for axis, ((algorithm, env_id), runs) in zip(axes[0], panels.items()):
+        curves = [run.curves[RETURN] for run in runs]
+        for curve in curves:
+            axis.plot(curve.steps / 1000, curve.values, color="#4477aa", alpha=0.35, linewidth=1)
+        steps = curves[0].steps[curves[0].steps <= min(curve.steps[-1] for curve in curves)]
+        mean = np.mean([np.interp(steps, curve.steps, curve.values) for curve in curves], axis=0)
+        axis.plot(steps / 1000, mean, color="#4477aa", linewidth=2)
         axis.set_title(f"{algorithm}\n{env_id}", fontsize=9)
         axis.set_xlabel("thousand steps")
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("episodic return")
     figure.tight_layout()
-    figure.savefig(image, dpi=150)
+    figure.savefig(image, dpi=150, metadata={"Source": digest(result_file)})
+
+
+def source_of(image: Path) -> str:
+    """The digest of the results that a plot was drawn from, out of its text chunks."""
+    data, position = image.read_bytes(), 8
+    while position + 8 <= len(data):
+        (length,), kind = struct.unpack_from(">I", data, position), data[position + 4 : position + 8]
+        name, _, text = data[position + 8 : position + 8 + length].partition(b"\0")
+        if kind == b"tEXt" and name == b"Source":
+            return text.decode()
+        position += 12 + length
+    return ""
+
+
+def plots() -> list[tuple[Path, Path]]:
+    """Result files and the images of the documentation that show them."""
+    pairs = [(file, ROOT / "docs" / "assets" / f"{file.stem}.png") for file in sorted(RESULTS.glob("*.csv"))]
+    return [(file, image) for file, image in pairs if image.exists()]
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+
+
+def regenerated(page: str) -> str:
+    """A page with its tables made anew."""
+
+    def replace_table(match: re.Match) -> str:
+        files = [RESULTS / name for name in match[2].split(", ")]
+        extras = match[3].split(", ") if match[3] else []
+        return "\n".join([match[1], *make_table(files, *extras), "", match[4]])
+
+    return MARKED.sub(replace_table, page)
+
+
+def docs() -> None:
+    """Bring the tables and plots of the documentation up to date with the result files."""
+    for page in pages():
+        before = page.read_text()
+        if (after := regenerated(before)) != before:
+            page.write_text(after)
+            print(f"{page.relative_to(ROOT)}: tables made anew")
+    for result_file, image in plots():
+        if source_of(image) != digest(result_file):
+            plot(result_file, image)
+            print(f"{image.relative_to(ROOT)}: drawn anew")
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     positional = tyro.conf.configure(tyro.conf.PositionalRequiredArgs)
-    commands = {"collect": positional(collect), "table": positional(table), "plot": positional(plot)}
-    tyro.extras.subcommand_cli_from_dict(commands)
+    commands = {"collect": positional(collect), "table": positional(table), "plot": positional(plot), "docs": docs}
+    try:
+        tyro.extras.subcommand_cli_from_dict(commands)
+    except (ValueError, OSError) as error:
+        sys.exit(f"results: {error}")
+    except ImportError as error:
+        sys.exit(f'results: {error}: pip install "cleanrl[rlops]"')

@@ -1,6 +1,7 @@
 """What a run leaves behind: its folder, logs, checkpoints and evaluation. Every algorithm file uses these functions.
 
-A run folder holds TensorBoard events, `args.json`, a copy of the algorithm file, `checkpoint.pt`, the model and videos.
+A run folder holds TensorBoard events, `args.json`, `provenance.json` (commit, versions, hardware), a copy of the algorithm
+file, `checkpoint.pt`, the model and videos.
 """
 
 import errno
@@ -26,6 +27,7 @@ from torch.utils.tensorboard import SummaryWriter
 from cleanrl_utils.accelerate import accelerate  # noqa: F401 (the files call it as run.accelerate)
 from cleanrl_utils.evaluate import SEED_OFFSET, evaluate
 from cleanrl_utils.memory import fit  # noqa: F401 (and this as run.fit)
+from cleanrl_utils.provenance import provenance
 from cleanrl_utils.snapshot import restore_snapshot, take_snapshot
 
 # What a resumed run may not change: its checkpoint would no longer fit, or the flag would have no effect.
@@ -48,6 +50,7 @@ def start(run_dir: str, args: Any, script: str, global_step: int) -> SummaryWrit
         elif copy.read_bytes() != Path(script).read_bytes():
             print(f"{script} has changed since the run began; its copy in {run_dir} stays the old one", file=sys.stderr)
         Path(run_dir, "args.json").write_text(json.dumps(vars(args), indent=2))
+        Path(run_dir, "provenance.json").write_text(json.dumps(provenance(script), indent=2))
         if note := os.environ.get("CLEANRL_RUN_DIR_FILE"):  # cleanrl_utils.benchmark asks where the run is
             Path(note).write_text(run_dir)
     except OSError as error:

@@ -1,6 +1,7 @@
 """The documentation says what is so: links lead somewhere, line links to the line they name, and commands run."""
 
 import re
+import shlex
 import shutil
 import socket
 import time
@@ -38,7 +39,7 @@ def test_commands_of_the_readme_run_as_written(runner):
     readme = commands(ROOT / "README.md")
     assert len(readme) > 15
     for line in readme:
-        words = line.replace("WANDB_MODE=offline ", "").split()
+        words = shlex.split(line.replace("WANDB_MODE=offline ", ""))
         runs = sorted(runner.folder.glob("runs/*/ppo.safetensors"))
         words = [str(runs[-1].parent) if word == "RUN_DIR" else word for word in words]
         if words[0] in ("make", "pip", "source", "python3"):
@@ -47,6 +48,13 @@ def test_commands_of_the_readme_run_as_written(runner):
             check_tensorboard(runner, words[1:])
         elif words[1] == "-i":
             assert words[2:] == ["cleanrl/ppo.py"]  # tests/test_ppo_behaviour.py interrupts such a run
+        elif words[1] == "tuner_example.py":
+            continue  # tests/test_tuner.py runs it, shortened
+        elif words[1:3] == ["-m", "cleanrl_utils.benchmark"]:
+            command = words.index("--command") + 1
+            words[command] += " " + " ".join(SHORT)
+            words[words.index("--num-seeds") + 1] = "1"
+            runner.run(*words[1:])
         elif words[1] == "-m":
             runner.run(*words[1:])
         else:

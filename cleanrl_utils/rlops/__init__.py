@@ -1,0 +1,1 @@
+"""Compare runs: curves, scores with intervals, profiles, as PNG, Markdown and one offline page. See `__main__.py`."""

@@ -1,0 +1,374 @@
+"""Runs from where they are: folders with TensorBoard events, result files in git, or Weights & Biases."""
+
+import ast
+import csv
+import hashlib
+import json
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from cleanrl_utils.provenance import git
+from cleanrl_utils.rlops.events import Curve, read_scalars
+
+RETURN = "charts/episodic_return"
+POINTS = 50  # rows of a run in a result file
+COLUMNS = ["run", "algorithm", "env_id", "seed", "step", "seconds", "episodic_return", "episodes", "last_100_return"]
+COLUMNS += ["commit", "versions", "hardware", "command"]
+# Arguments that do not tell two experiments apart.
+PLUMBING = {"exp_name", "env_id", "seed", "track", "wandb_project_name", "wandb_entity", "capture_video", "save_model"}
+PLUMBING |= {"upload_model", "hf_entity", "checkpoint_frequency", "resume"}
+COMPUTED = {"batch_size", "minibatch_size", "num_iterations"}
+Warn = Callable[[str], None]
+
+
+@dataclass
+class Run:
+    """One training, from whatever source."""
+
+    name: str
+    algorithm: str
+    env_id: str
+    seed: int
+    curves: dict[str, Curve]
+    args: dict = field(default_factory=dict)
+    commit: str = ""
+    versions: str = ""
+    hardware: str = ""
+    command: str = ""
+    tags: list[str] = field(default_factory=list)
+    source: str = "runs"
+    status: str = "finished"
+    videos: list[tuple[int | None, Path]] = field(default_factory=list)  # training step (None: evaluation), file
+    episodes: np.ndarray | None = None  # of a result file: how many episodes each point of the curve stands for
+    last_100: float | None = None  # and the mean return of the last 100
+    end: tuple[int, float] | None = None  # and the last step and second, which may lie beyond the last episode
+    group: str = ""  # what it is compared as
+
+    @property
+    def training(self) -> list[Curve]:
+        """The curves over training steps; those of the evaluation are over episodes."""
+        return [curve for tag, curve in self.curves.items() if not tag.startswith("eval/")]
+
+    @property
+    def steps(self) -> int:
+        return self.end[0] if self.end else int(max(curve.steps[-1] for curve in self.training))
+
+    @property
+    def seconds(self) -> float:
+        return self.end[1] if self.end else float(max(curve.seconds[-1] for curve in self.training))
+
+    def score(self, metric: str, window: int) -> float:
+        """Mean of the last `window` values; of a result file, of the stretches that hold about so many episodes."""
+        if self.episodes is None:
+            return float(self.curves[metric].values[-window:].mean())
+        if window == 100 and self.last_100 is not None:
+            return self.last_100
+        later = np.cumsum(self.episodes[::-1])[::-1] - self.episodes  # episodes after each stretch
+        kept = later < window
+        return float(np.average(self.curves[metric].values[kept], weights=self.episodes[kept]))
+
+    def clock(self, steps: np.ndarray) -> np.ndarray:
+        """Seconds since the start at these steps."""
+        densest = max(self.training, key=lambda curve: len(curve.steps))
+        order = np.argsort(densest.steps, kind="stable")
+        return np.interp(steps, densest.steps[order], densest.seconds[order])
+
+    def thin(self, points: int) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """Steps, seconds and the means of every metric over (at most) `points` equal stretches of the run.
+
+        A stretch without a value is interpolated, or NaN before the first and after the last.
+        """
+        if self.episodes is not None:  # a result file holds such stretches already
+            return self.curves[RETURN].steps, self.curves[RETURN].seconds, {RETURN: self.curves[RETURN].values}
+        points = min(points, max(len(curve.steps) for curve in self.training))
+        edges = np.linspace(0, self.steps, points + 1)[1:]
+        thinned = {}
+        for tag, curve in self.curves.items():
+            if tag.startswith("eval/"):  # over episodes, not over training steps
+                continue
+            index = np.searchsorted(edges, curve.steps).clip(max=points - 1)
+            count = np.bincount(index, minlength=points)
+            mean = np.bincount(index, curve.values, points) / np.maximum(count, 1)
+            filled = np.flatnonzero(count)
+            thinned[tag] = np.interp(edges, edges[filled], mean[filled], left=np.nan, right=np.nan)
+        return edges, self.clock(edges), thinned
+
+    def rows(self) -> list[dict]:
+        """The rows of this run in a result file."""
+        returns = self.curves[RETURN]
+        edges = np.linspace(0, self.steps, POINTS + 1).round().astype(int)
+        rows = []
+        for first, last, seconds in zip(edges, edges[1:], self.clock(edges[1:])):
+            inside = returns.values[(first < returns.steps) & (returns.steps <= last)]
+            recent = returns.values[returns.steps <= last][-100:]
+            row = {"run": self.name, "algorithm": self.algorithm, "env_id": self.env_id, "seed": self.seed}
+            row |= {"step": last, "seconds": round(seconds, 1), "episodes": len(inside)}
+            row["episodic_return"] = round(inside.mean(), 3) if len(inside) else ""
+            row["last_100_return"] = round(recent.mean(), 3) if len(recent) else ""
+            row |= {"commit": self.commit, "versions": self.versions, "hardware": self.hardware}
+            rows.append(row | {"command": self.command})
+        return rows
+
+
+def finite(name: str, curves: dict[str, Curve], warn: Warn) -> dict[str, Curve]:
+    """The curves without NaN and infinity."""
+    kept = {}
+    for tag, curve in curves.items():
+        good = np.isfinite(curve.values)
+        if not good.all() and tag == RETURN:
+            warn(f"{name}: {(~good).sum()} of {len(good)} values of {tag} are not finite; left out")
+        if good.any():
+            kept[tag] = Curve(*(x[good] for x in curve)) if not good.all() else curve
+    return kept
+
+
+@cache  # hundreds of runs are of a few files
+def defaults(source: str) -> dict[str, Any]:
+    """The arguments of an algorithm's source with their defaults, where those are written out; nothing is executed."""
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and node.name == "Args":
+            for line in node.body:
+                if isinstance(line, ast.AnnAssign) and line.value is not None:
+                    try:
+                        found[line.target.id] = ast.literal_eval(line.value)
+                    except ValueError:  # computed, like exp_name
+                        pass
+    return found
+
+
+def command(source: Path, args: dict) -> str:
+    """The command that makes this run again."""
+    known = defaults(source.read_text())
+    words = ["python", f"cleanrl/{source.name}"]
+    for name, value in args.items():
+        wanted = name in ("env_id", "seed") or (name in known and known[name] != value and name not in PLUMBING)
+        if name == "exp_name":
+            wanted = value != source.stem
+        if not wanted or name in COMPUTED:
+            continue
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", *(map(str, value) if isinstance(value, list) else [str(value)])]
+    return shlex.join(words)
+
+
+@cache
+def commit_of(name: str, source: str) -> str:
+    """The first commit of this repository whose cleanrl/{name} is exactly this source; empty if there is none."""
+    content = source.encode()
+    blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # as git names it
+    here = Path(__file__).resolve().parents[2]
+    found = git("log", "--format=%h", f"--find-object={blob}", "--", f"cleanrl/{name}", cwd=here).split()
+    return found[-1] if found else ""
+
+
+def find_videos(run_dir: Path, args: dict, curves: dict[str, Curve]) -> list[tuple[int | None, Path]]:
+    """The run's videos with the training step at which each ended; None for those of the evaluation.
+
+    The names hold the number of an episode of the first environment, whose episodes end at steps 1, 1 + num_envs, ...
+    """
+    ends = curves[RETURN].steps if RETURN in curves else np.array([])
+    ends = ends[(ends - 1) % args.get("num_envs", 1) == 0]
+    videos = []
+    for path in sorted(run_dir.glob("**/*.mp4")):
+        episode, step = (re.search(rf"{kind}-(\d+)", path.name) for kind in ("episode", "step"))
+        if "evaluation" in path.relative_to(run_dir).parts:
+            videos.append((None, path))
+        elif step:
+            videos.append((int(step[1]), path))
+        elif episode and int(episode[1]) < len(ends):
+            videos.append((int(ends[int(episode[1])]), path))
+        else:  # of an episode that did not end
+            videos.append((int(curves[RETURN].steps[-1]) if RETURN in curves else 0, path))
+    return sorted(videos, key=lambda video: (video[0] is None, video[0] or 0, video[1]))
+
+
+def read_folder(run_dir: Path, warn: Warn, wanted: Callable[[dict], bool] = lambda args: True) -> Run | None:
+    """The run in a folder, without its curves if its arguments are not wanted; None if it has logged nothing yet."""
+    try:
+        args = json.loads((run_dir / "args.json").read_text())
+        name, algorithm, env_id, seed = run_dir.name, args["exp_name"], args["env_id"], args["seed"]
+    except (ValueError, KeyError, TypeError) as error:
+        warn(f"{run_dir}: args.json is damaged ({error}); left out")
+        return None
+    if not wanted(args):
+        return Run(name, algorithm, env_id, seed, {})
+    curves = finite(name, read_scalars(run_dir, warn), warn)
+    if not any(not tag.startswith("eval/") for tag in curves):
+        warn(f"{run_dir}: nothing logged yet; left out")
+        return None
+    run = Run(name, algorithm, env_id, seed, curves, args, source=str(run_dir.parent))
+    expected = args.get("num_iterations", 0) * args.get("batch_size", 0) or args.get("total_timesteps", 0)
+    if run.steps < expected - max(1000, expected // 100):
+        latest = max(path.stat().st_mtime for path in run_dir.glob("events.*"))
+        run.status = "running" if time.time() - latest < 180 else f"stopped at {run.steps / expected:.0%}"
+    source = next(run_dir.glob("*.py"), None)
+    if source:
+        try:
+            run.command = command(source, args)
+        except SyntaxError:
+            pass
+    if (run_dir / "provenance.json").exists():
+        try:
+            facts = json.loads((run_dir / "provenance.json").read_text())
+            run.commit, run.versions, run.hardware = facts["commit"], facts["versions"], facts["hardware"]
+            run.tags = facts["tags"]
+        except (ValueError, KeyError, TypeError) as error:
+            warn(f"{run_dir}: provenance.json is damaged ({error}); not used")
+    elif source:
+        run.commit = commit_of(source.name, source.read_text())
+    run.videos = find_videos(run_dir, args, curves)
+    return run
+
+
+def read_rows(result_file: Path) -> list[dict]:
+    """The rows of a result file; ValueError if it is something else."""
+    with open(result_file, newline="") as file:
+        reader = csv.DictReader(file)
+        if not set(COLUMNS) <= set(reader.fieldnames or []):
+            raise ValueError(f"{result_file}: not a result file; its columns should be {', '.join(COLUMNS)}")
+        return list(reader)
+
+
+def key(row: dict) -> tuple:
+    """What tells a run from others in result files; runs made before names were kept have none."""
+    return (row["run"] or (row["algorithm"], row["env_id"], row["seed"], row["commit"]),)
+
+
+def read_results(result_file: Path) -> list[Run]:
+    """The runs of a result file."""
+    runs = {}
+    for row in read_rows(result_file):
+        runs.setdefault(key(row), []).append(row)
+    found = []
+    for rows in runs.values():
+        first, filled = rows[0], [row for row in rows if row["episodic_return"]]
+        if not filled:
+            continue
+        try:
+            columns = [[float(row[x]) for row in filled] for x in ("step", "seconds", "episodic_return", "episodes")]
+            steps, seconds, values, episodes = map(np.array, columns)
+            last_100, end = float(rows[-1]["last_100_return"]), (int(rows[-1]["step"]), float(rows[-1]["seconds"]))
+            seed = int(first["seed"])
+        except ValueError as error:
+            raise ValueError(f"{result_file}: {error} in the rows of {key(first)[0]}") from error
+        curves = {RETURN: Curve(steps, seconds, values)}
+        found.append(
+            Run(
+                first["run"] or f"{first['env_id'].replace('/', '_')}__{first['algorithm']}__{seed}",
+                first["algorithm"],
+                first["env_id"],
+                seed,
+                curves,
+                commit=first["commit"],
+                versions=first["versions"],
+                hardware=first["hardware"],
+                command=first["command"],
+                source=str(result_file),
+                episodes=episodes,
+                last_100=last_100,
+                end=end,
+            )
+        )
+    return found
+
+
+def append_results(result_file: Path, runs: Iterable[Run]) -> tuple[int, int]:
+    """Add runs to a result file; one that is there with fewer steps is replaced. Returns how many were added, replaced.
+
+    Written aside and renamed into place.
+    """
+    kept: dict[tuple, list[dict]] = {}
+    if result_file.exists():
+        for row in read_rows(result_file):
+            kept.setdefault(key(row), []).append(row)
+    added = replaced = 0
+    for run in runs:
+        rows = [{name: str(value) for name, value in row.items()} for row in run.rows()]
+        there = kept.get(key(rows[0]))
+        if there is None:
+            added += 1
+        elif int(there[-1]["step"]) < int(rows[-1]["step"]):
+            replaced += 1
+        else:
+            continue
+        kept[key(rows[0])] = rows
+    ordered = sorted(kept.values(), key=lambda rows: (rows[0]["algorithm"], rows[0]["env_id"], int(rows[0]["seed"])))
+    aside = result_file.with_suffix(".tmp")
+    with open(aside, "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row for rows in ordered for row in rows)
+    os.replace(aside, result_file)
+    return added, replaced
+
+
+def read_paths(paths: Iterable[Path], warn: Warn, wanted: Callable[[dict], bool] = lambda args: True) -> list[Run]:
+    """The runs of run folders, folders of them, result files and folders of those; unwanted ones may lack curves."""
+    folders, files = [], []
+    for path in paths:
+        if path.is_file():
+            files.append(path)
+        elif (path / "args.json").exists():
+            folders.append(path)
+        elif path.is_dir():
+            folders += sorted(x.parent for x in path.glob("**/args.json"))
+            files += sorted(x for x in path.glob("*.csv") if x.read_bytes().startswith(",".join(COLUMNS).encode()))
+        else:
+            raise ValueError(f"{path}: no such file or folder")
+    progress = tqdm(dict.fromkeys(folders), "reading runs", leave=False, delay=1, disable=None)
+    runs = [run for folder in progress if (run := read_folder(folder, warn, wanted))]
+    names = {run.name for run in runs}
+    return runs + [run for file in dict.fromkeys(files) for run in read_results(file) if run.name not in names]
+
+
+def read_wandb(
+    where: str,
+    exp_names: list[str],
+    env_ids: list[str],
+    tags: list[str],
+    metric: str,
+    scan_history: bool,
+    warn: Warn,
+    api: Any = None,
+) -> list[Run]:
+    """The runs of a project on Weights & Biases: sampled histories, or with `scan_history` whole ones (slow)."""
+    if api is None:
+        import wandb
+
+        api = wandb.Api()
+    conditions = [{"config.exp_name.value": {"$in": exp_names}}] if exp_names else []
+    conditions += [{"config.env_id.value": {"$in": env_ids}}] if env_ids else []
+    if tags:
+        conditions.append({"$or": [{"$and": [{"tags": tag} for tag in group.split(";")]} for group in tags]})
+    runs = []
+    keys = ["global_step", "_runtime", metric]
+    for found in api.runs(where, filters={"$and": conditions} if conditions else {}):
+        rows = found.scan_history(keys=keys) if scan_history else found.history(samples=10_000, keys=keys, pandas=False)
+        points = [[float(row[x]) for x in keys] for row in rows if all(row.get(x) is not None for x in keys)]
+        curves = finite(found.name, {metric: Curve(*np.array(points).T)} if points else {}, warn)
+        if not curves:
+            warn(f"{found.name} on W&B: has no {metric}; left out")
+            continue
+        config = found.config
+        if missing := [name for name in ("exp_name", "env_id", "seed") if name not in config]:
+            warn(f"{found.name} on W&B: has no {missing[0]}; left out")
+            continue
+        run = Run(found.name, config["exp_name"], config["env_id"], config["seed"], curves, config)
+        run.tags, run.commit, run.source = list(found.tags), (found.commit or "")[:7], found.url
+        run.status = found.state
+        runs.append(run)
+    return runs

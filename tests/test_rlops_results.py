@@ -1,0 +1,93 @@
+"""The results in git: their schema, and that the documentation shows what they say."""
+
+import importlib.util
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from test_rlops import make_run
+
+from cleanrl_utils.rlops.runs import COLUMNS, RETURN, read_results, read_rows
+
+RESULTS = ROOT / "benchmark" / "results"
+OTHERS = {"published.csv"} | {path.name for path in RESULTS.glob("speed*.csv")}
+FILES = sorted(path for path in RESULTS.glob("*.csv") if path.name not in OTHERS)
+
+spec = importlib.util.spec_from_file_location("results", ROOT / "benchmark" / "results.py")
+results = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(results)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_result_file_keeps_to_its_schema(path):
+    rows = read_rows(path)
+    runs = Counter((row["run"], row["algorithm"], row["env_id"], row["seed"], row["commit"]) for row in rows)
+    assert max(runs.values()) <= 300 and path.stat().st_size < 2**20  # small
+    for run in read_results(path):
+        assert (np.diff(run.curves[RETURN].steps) > 0).all() and (np.diff(run.curves[RETURN].seconds) >= 0).all()
+        assert np.isfinite(run.curves[RETURN].values).all() and run.last_100 is not None
+        assert run.commit and run.versions and run.hardware
+    assert len(read_results(path)) == len(runs)
+
+
+def test_every_column_is_documented():
+    documented = re.findall(r"^\| `(\w+)` \|", (RESULTS / "README.md").read_text(), re.MULTILINE)
+    assert documented == COLUMNS
+
+
+def test_documentation_shows_what_the_results_say():
+    tables = 0
+    for page in results.pages():
+        text = page.read_text()
+        tables += len(results.MARKED.findall(text))
+        assert (
+            text.count("<!-- results: ") == text.count("<!-- end of results -->") == len(results.MARKED.findall(text))
+        )
+        assert results.regenerated(text) == text, f"{page}: run python benchmark/results.py docs"
+    assert tables >= 5
+    for result_file, image in results.plots():
+        drawn = results.source_of(image) == results.digest(result_file)
+        assert drawn, f"{image} is not drawn from {result_file}: run python benchmark/results.py docs"
+    assert len(results.plots()) >= 5
+
+
+def test_a_table_that_differs_is_noticed_and_made_anew():
+    page = (ROOT / "docs" / "rl-algorithms" / "ppo.md").read_text()
+    score = "| CartPole-v1 | 500k | 500.0 ± 0.0 | 490.0 ± 6.1 |"
+    assert score in page
+    changed = page.replace(score, score.replace("500.0", "499.0"))
+    assert results.regenerated(changed) == page != changed
+
+
+def test_table_of_several_files_has_a_column_each():
+    files = [RESULTS / "rpo_continuous_action.csv", RESULTS / "ppo_continuous_action.csv"]
+    head, _, *rows = results.make_table(files)
+    assert (
+        head
+        == "| environment | steps | `rpo_continuous_action.py`, seeds 1-2 | `ppo_continuous_action.py`, seeds 1-3 |"
+    )
+    scores = {run.seed: run.last_100 for run in read_results(files[1]) if run.env_id == "Hopper-v4"}
+    hopper = next(row for row in rows if "Hopper" in row)
+    assert hopper.endswith(f"| {np.mean(list(scores.values())):.1f} ± {np.std(list(scores.values())):.1f} |")
+
+
+def test_plot_knows_its_source(tmp_path):
+    pytest.importorskip("matplotlib")
+    results.plot(RESULTS / "dqn.csv", tmp_path / "dqn.png")
+    assert results.source_of(tmp_path / "dqn.png") == results.digest(RESULTS / "dqn.csv")
+    assert results.source_of(tmp_path / "dqn.png") != results.digest(RESULTS / "c51.csv")
+
+
+def test_collect_adds_what_the_runs_do_not_know(tmp_path, capsys):
+    run_dirs = [make_run(tmp_path / "runs", range(200), seed=seed) for seed in (1, 2)]
+    for _ in range(2):
+        results.collect(tmp_path / "ppo.csv", run_dirs, versions="torch 2.13.0", hardware="one core")
+    out = capsys.readouterr().out.splitlines()
+    assert "2 runs added" in out[0] and "0 runs added, 0 replaced, 2 there already" in out[1]
+    assert {(run.versions, run.hardware) for run in read_results(tmp_path / "ppo.csv")} == {
+        ("torch 2.13.0", "one core")
+    }
+    results.table(tmp_path / "ppo.csv")
+    assert "| CartPole-v1 | 2k | 149.5 ± 0.0 | 3.3 |" in capsys.readouterr().out
