@@ -169,7 +169,7 @@ class ReplayBuffer:
 
     def state_dict(self):
         self.write()
-        frames = self.frames[: self.num_frames].to("cpu", copy=True)
+        frames = self.frames[: self.num_frames].to("cpu", copy=self.num_frames < len(self.frames))
         return vars(self) | {"rows": self.rows[: self.count].clone(), "frames": frames}
 
     def load_state_dict(self, state):

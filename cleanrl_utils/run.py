@@ -1,12 +1,11 @@
 """What a run leaves behind: its folder, logs, checkpoints and evaluation. Every algorithm file uses these functions.
 
-A run folder holds TensorBoard events, `args.json`, `provenance.json` (commit, versions, hardware), a copy of the algorithm
-file, `checkpoint.pt`, the model and videos.
+A run folder holds TensorBoard events, `args.json`, `provenance.json` (commit, versions, hardware), a copy of the
+algorithm file, `checkpoint.pt`, the model and videos.
 """
 
 import errno
 import importlib.util
-import io
 import json
 import os
 import random
@@ -14,9 +13,10 @@ import re
 import shutil
 import sys
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import gymnasium as gym
 import numpy as np
@@ -155,7 +155,7 @@ def explain_crash(run_dir: str, script: str) -> Callable:
         reason = "interrupted" if kind is KeyboardInterrupt else f"{error}"
         checkpoint = Path(run_dir, "checkpoint.pt")
         if checkpoint.exists():
-            step = torch.load(checkpoint, weights_only=False)["global_step"]
+            step = torch.load(checkpoint, weights_only=False, mmap=True)["global_step"]  # without reading the rest
             world = os.environ.get("WORLD_SIZE")  # under torchrun
             program = f"{tool('torchrun')} --standalone --nproc_per_node={world}" if world else tool("python")
             command = f"{program} {os.path.relpath(script)} --resume {run_dir}"
@@ -189,18 +189,35 @@ def save_checkpoint(
         **state,
         **{name: x.state_dict() for name, x in stateful.items()},
     }
-    buffer = io.BytesIO()  # torch.save into a file hides that the disk is full
-    torch.save(checkpoint, buffer)
     path = Path(run_dir, "checkpoint.pt")
     aside = path.with_suffix(".tmp")
     try:
         with open(aside, "wb") as file:
-            file.write(buffer.getbuffer())
+            save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def save(checkpoint: dict, file: BinaryIO) -> None:
+    """torch.save, which by itself turns a full disk into an error that does not say so."""
+    errors = []
+
+    def write(data: bytes) -> int:
+        try:
+            return file.write(data)
+        except OSError as error:
+            errors.append(error)
+            raise
+
+    try:
+        torch.save(checkpoint, types.SimpleNamespace(write=write, flush=file.flush))
+    except Exception as error:
+        raise (errors or [error])[0] from None
+    if errors:
+        raise errors[0]
 
 
 def load_checkpoint(run_dir: str, script: str, args_class: type) -> tuple[Any, dict]:
@@ -214,7 +231,7 @@ def load_checkpoint(run_dir: str, script: str, args_class: type) -> tuple[Any, d
     if not path.exists():
         sys.exit(f"--resume {run_dir}: the run has no checkpoint yet; start it again")
     try:
-        checkpoint = torch.load(path, weights_only=False, map_location="cpu")
+        checkpoint = torch.load(path, weights_only=False, map_location="cpu", mmap=True)  # a replay buffer is large
     except Exception as error:  # a damaged file raises whatever its damage leads to
         sys.exit(f"--resume {run_dir}: cannot read checkpoint.pt: {error}")
     if checkpoint["script"] != name:

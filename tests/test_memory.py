@@ -156,3 +156,25 @@ def test_too_large_a_buffer_ends_the_run_with_one_line_and_leaves_nothing_on_dis
     assert_one_clear_line(result, f"--buffer-size {size} takes", "memory are free; at most", " fit")
     assert result.returncode == 1
     assert not list(runner.folder.iterdir())
+
+
+CHECKPOINT = """
+import resource, sys, torch
+from cleanrl_utils import run
+x = torch.randint(0, 255, (200_000_000,), dtype=torch.uint8)
+peaks = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]
+with open("checkpoint.pt", "wb") as file:
+    run.save({"x": x, "global_step": 7}, file)
+peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+assert torch.load("checkpoint.pt", weights_only=False, mmap=True)["global_step"] == 7
+peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+assert (torch.load("checkpoint.pt", weights_only=False, mmap=True)["x"] == x).all()
+scale = 1 if sys.platform == "darwin" else 1024
+print(*(peak * scale for peak in peaks))
+"""
+
+
+def test_checkpoint_of_a_large_buffer_takes_no_second_copy_of_it(runner):
+    """Nor does finding out its step, as Ctrl+C does."""
+    before, saved, looked = map(int, runner.run("-c", CHECKPOINT).stdout.split())
+    assert saved - before < 50e6 and looked - saved < 50e6
