@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # The runs behind the scores of dqn.py: 3 environments, 3 seeds, 500,000 steps on the CPU, `JOBS` at a time.
+# The same command again skips what is finished and resumes what was interrupted.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-for env_id in CartPole-v1 Acrobot-v1 MountainCar-v0; do
-  for seed in 1 2 3; do echo "$env_id $seed"; done
-done | xargs -P "${JOBS:-2}" -L 1 bash -c 'python cleanrl/dqn.py --no-cuda --env-id "$0" --seed "$1"'
+python -m cleanrl_utils.benchmark --num-seeds 3 --workers "${JOBS:-2}" \
+  --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 \
+  --command "python cleanrl/dqn.py --no-cuda"
 
-python benchmark/results.py collect benchmark/results/dqn.csv runs/*__dqn__*
-python benchmark/results.py table benchmark/results/dqn.csv
+python -m cleanrl_utils.rlops runs --exp-name dqn --append benchmark/results/dqn.csv --output-filename runs/dqn.png
+python benchmark/results.py docs

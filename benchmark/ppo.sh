@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The runs behind the scores of ppo.py in README.md and docs/rl-algorithms/ppo.md, two at a time.
+# The runs behind the scores of ppo.py in README.md and docs/rl-algorithms/ppo.md, `JOBS` at a time.
+# The same command again skips what is finished and resumes what was interrupted.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-for env_id in CartPole-v1 Acrobot-v1 MountainCar-v0; do
-  for seed in 1 2 3; do echo "$env_id $seed"; done
-done | xargs -P 2 -L 1 bash -c 'python cleanrl/ppo.py --no-cuda --env-id "$0" --seed "$1" --save-model'
+python -m cleanrl_utils.benchmark --num-seeds 3 --workers "${JOBS:-2}" \
+  --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 \
+  --command "python cleanrl/ppo.py --no-cuda --save-model"
 
-python benchmark/results.py collect benchmark/results/ppo.csv runs/*__ppo__[123]__*
-python benchmark/results.py table benchmark/results/ppo.csv
-python benchmark/results.py plot benchmark/results/ppo.csv docs/assets/ppo.png
+python -m cleanrl_utils.rlops runs --exp-name ppo --append benchmark/results/ppo.csv --output-filename runs/ppo.png
+python benchmark/results.py docs

@@ -1,17 +1,14 @@
 #!/usr/bin/env bash
 # The runs behind the scores of ppo_continuous_action.py and rpo_continuous_action.py: 15 trainings on the CPU, as many at
 # a time as there are cores. The result files in git came from a machine with 16 cores and PyTorch 2.11.
+# The same command again skips what is finished and resumes what was interrupted.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-for env_id in HalfCheetah-v4 Walker2d-v4 Hopper-v4; do
-  for seed in 1 2 3; do echo "ppo_continuous_action $env_id $seed"; done
-  for seed in 1 2; do echo "rpo_continuous_action $env_id $seed"; done
-done | xargs -P "$(nproc)" -L 1 bash -c \
-  'python cleanrl/$0.py --no-cuda --env-id "$1" --seed "$2" --total-timesteps 1000000 --save-model'
-
 for name in ppo_continuous_action rpo_continuous_action; do
-  python benchmark/results.py collect benchmark/results/$name.csv runs/*-v4__"${name}"__*
-  python benchmark/results.py table benchmark/results/$name.csv
+  python -m cleanrl_utils.benchmark --num-seeds "$([ $name = ppo_continuous_action ] && echo 3 || echo 2)" \
+    --workers "${JOBS:-$(nproc)}" --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 \
+    --command "python cleanrl/$name.py --no-cuda --total-timesteps 1000000 --save-model"
+  python -m cleanrl_utils.rlops runs --exp-name $name --append benchmark/results/$name.csv --output-filename runs/$name.png
 done
-python benchmark/results.py plot benchmark/results/ppo_continuous_action.csv docs/assets/ppo_continuous_action.png
+python benchmark/results.py docs

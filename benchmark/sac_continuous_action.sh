@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # The runs behind the scores of sac_continuous_action.py: 6 tasks, 3 seeds, 1M steps on the CPU, `JOBS` at a time.
+# The same command again skips what is finished and resumes what was interrupted.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-for env_id in HalfCheetah-v4 Walker2d-v4 Hopper-v4 InvertedPendulum-v4 Humanoid-v4 Pusher-v4; do
-  for seed in 1 2 3; do echo "$env_id $seed"; done
-done | xargs -P "${JOBS:-2}" -L 1 bash -c 'python cleanrl/sac_continuous_action.py --no-cuda --env-id "$0" --seed "$1"'
+python -m cleanrl_utils.benchmark --num-seeds 3 --workers "${JOBS:-2}" \
+  --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 InvertedPendulum-v4 Humanoid-v4 Pusher-v4 \
+  --command "python cleanrl/sac_continuous_action.py --no-cuda"
 
-python benchmark/results.py collect benchmark/results/sac_continuous_action.csv runs/*__sac_continuous_action__*
-python benchmark/results.py table benchmark/results/sac_continuous_action.csv
+python -m cleanrl_utils.rlops runs --exp-name sac_continuous_action --append benchmark/results/sac_continuous_action.csv --output-filename runs/sac_continuous_action.png
+python benchmark/results.py docs
