@@ -40,16 +40,27 @@ def accelerate(args: Any, device: torch.device, act: Callable, *learner: Callabl
         act, update = graphed(act), graphed(update)
     elif args.cudagraphs and device.type == "cpu":
         act, backwards = in_numpy(act), backwards if args.compile else [recorded(x) for x in backwards]
+        for optimizer in optimizers_of(update):
+            optimizer.step = bare_step(optimizer)
     return act, *backwards, update
 
 
 def compile_optimizers(update: Callable) -> None:
     """Compile what is a third of a small update on the GPU: fused Adam works on a layer's weights one after another."""
-    for optimizer in update.__globals__.values():
-        if isinstance(optimizer, torch.optim.Optimizer):
-            for group in optimizer.param_groups:
-                group.update(fused=False, foreach=True)  # a fused one cannot be compiled
-            optimizer.step = torch.compile(optimizer.step, dynamic=False)
+    for optimizer in optimizers_of(update):
+        for group in optimizer.param_groups:
+            group.update(fused=False, foreach=True)  # a fused one cannot be compiled
+        optimizer.step = torch.compile(optimizer.step, dynamic=False)
+
+
+def optimizers_of(update: Callable) -> list[torch.optim.Optimizer]:
+    """Those of its script."""
+    return [x for x in update.__globals__.values() if isinstance(x, torch.optim.Optimizer)]
+
+
+def bare_step(optimizer: torch.optim.Optimizer) -> Callable:
+    """Its step without hooks and entries for profilers, which take a third of the time where the network is small."""
+    return types.MethodType(torch.no_grad()(inspect.unwrap(type(optimizer).step)), optimizer)
 
 
 def constants_of(function: Callable) -> Callable[[], tuple]:

@@ -18,6 +18,7 @@ from cleanrl_utils.accelerate import (
     WARMUP,
     accelerate,
     aten,
+    bare_step,
     graphed,
     in_numpy,
     own_memory,
@@ -488,3 +489,19 @@ def test_backward_with_convolutions_stays_as_it_is():
         function(x)
         gradients.append(network.weight.grad)
     assert (gradients[0] == gradients[1]).all() and (gradients[0] == gradients[2]).all()
+
+
+def test_bare_step_of_an_optimizer_is_its_step():
+    parameters = []
+    for bare in (False, True):
+        torch.manual_seed(1)
+        x, lr = nn.Parameter(torch.randn(5)), torch.tensor(0.1)
+        optimizer = torch.optim.Adam([x], lr, fused=True)
+        if bare:
+            optimizer.step = bare_step(optimizer)
+        for i in range(4):
+            x.grad = torch.randn(5)
+            lr.fill_(0.1 / (i + 1))
+            optimizer.step()
+        parameters.append(x.detach())
+    assert (parameters[0] == parameters[1]).all()
