@@ -1,9 +1,13 @@
 """Helpers of the tests: run an algorithm file as a user does, and read what it leaves behind."""
 
+import functools
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -16,10 +20,41 @@ PPO = ROOT / "cleanrl" / "ppo.py"
 # A run of 20 short iterations: a few seconds, most of them for importing PyTorch.
 SHORT = ["--no-cuda", "--num-envs", "2", "--num-steps", "32", "--num-minibatches", "2", "--total-timesteps", "1280"]
 
+ENVIRONMENT = {"WANDB_MODE": "offline", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
 
 def heed_interrupts() -> None:
     """Ctrl+C works in a test's program even if the tests themselves run in the background, where it is ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Zygote:
+    """Starts Python programs quickly: see tests/zygote.py."""
+
+    def __init__(self) -> None:
+        environment = os.environ | ENVIRONMENT
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+        self.process = subprocess.Popen([sys.executable, ROOT / "tests" / "zygote.py"], **pipes)
+
+    def run(self, command: list[str], folder: Path, modules: Path | None) -> subprocess.CompletedProcess:
+        with tempfile.NamedTemporaryFile() as stdout, tempfile.NamedTemporaryFile() as stderr:
+            request = {"command": command, "cwd": str(folder), "stdout": stdout.name, "stderr": stderr.name}
+            request["environment"] = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
+            request["environment"] |= {"PYTHONPATH": str(modules)} if modules else {}
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+            pid = int(self.process.stdout.readline())
+            timer = threading.Timer(500, os.kill, (pid, signal.SIGKILL))
+            timer.start()
+            code = int(self.process.stdout.readline())
+            timer.cancel()
+            texts = [Path(file.name).read_text() for file in (stdout, stderr)]
+        return subprocess.CompletedProcess(command, code, *texts)
+
+
+@functools.cache
+def zygote() -> Zygote:
+    """One for each process that runs tests; it ends with its input."""
+    return Zygote()
 
 
 class Runner:
@@ -29,7 +64,7 @@ class Runner:
         self.folder = folder
 
     def start(self, *command, modules: Path | None = None, **kwargs) -> subprocess.Popen:
-        environment = os.environ | {"WANDB_MODE": "offline", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        environment = os.environ | ENVIRONMENT
         if modules:  # found before anything that is installed
             environment["PYTHONPATH"] = str(modules)
         settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | kwargs
@@ -37,10 +72,14 @@ class Runner:
         return subprocess.Popen([sys.executable, *map(str, command)], **settings)
 
     def run(self, *command, modules: Path | None = None, check: bool = True) -> subprocess.CompletedProcess:
-        process = self.start(*command, modules=modules)
-        stdout, stderr = process.communicate(timeout=500)
-        assert not check or process.returncode == 0, stdout + stderr
-        return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+        if "--compile" in command:  # whose threads do not survive a fork
+            process = self.start(*command, modules=modules)
+            stdout, stderr = process.communicate(timeout=500)
+            result = subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+        else:
+            result = zygote().run([str(word) for word in command], self.folder, modules)
+        assert not check or result.returncode == 0, result.stdout + result.stderr
+        return result
 
     def train(self, *flags, script: Path = PPO, modules: Path | None = None) -> Path:
         """Train to the end; returns the run's folder."""
