@@ -1,8 +1,13 @@
 """Search one set of hyper-parameters for two environments: python tuner_example.py (see docs/get-started/tuner.md)."""
 
-import optuna
+import sys
 
 from cleanrl_utils.tuner import Tuner
+
+try:
+    import optuna
+except ImportError:
+    sys.exit('the tuner needs Optuna: pip install "cleanrl[optuna]"')
 
 tuner = Tuner(
     script="cleanrl/ppo.py",
