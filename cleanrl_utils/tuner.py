@@ -302,10 +302,32 @@ class Tuner:
 
     # The study
 
+    def open_storage(self, url: str, tries: int = 10) -> "optuna.storages.RDBStorage":
+        """The database at a URL. The first process to come makes its tables."""
+        import optuna
+        import sqlalchemy
+
+        waits = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+        try:
+            return optuna.storages.RDBStorage(
+                url,
+                engine_kwargs=waits,
+                heartbeat_interval=HEARTBEAT,
+                grace_period=4 * HEARTBEAT,
+                heartbeat_stale_trial_callback=requeue,
+            )
+        except (sqlalchemy.exc.SQLAlchemyError, ImportError, optuna.exceptions.StorageInternalError) as error:
+            cause = error.__cause__ or error
+            # Another process made a table between our look and our attempt to make it as well: look again.
+            overtaken = isinstance(error, sqlalchemy.exc.IntegrityError) or "already exists" in str(cause)
+            if overtaken and tries > 1:
+                time.sleep(0.1)
+                return self.open_storage(url, tries - 1)
+            sys.exit(f"cannot open the storage {self.shown_storage}: {str(cause).strip().splitlines()[0]}")
+
     def open_study(self, sample: dict[str, Any], num_seeds: int) -> "optuna.Study":
         """The study of this program, new or continued."""
         import optuna
-        import sqlalchemy
 
         measure = {"script": Path(self.script).name, "metric": self.metric, "num_seeds": num_seeds}
         measure |= {"metric_last_n_average_window": self.window, "aggregation_type": self.aggregation_type}
@@ -315,20 +337,7 @@ class Tuner:
             definition = json.dumps([measure, sample], default=str, sort_keys=True)
             digest = hashlib.sha256(definition.encode()).hexdigest()[:8]
             self.study_name = f"tuner_{Path(self.script).stem}_{digest}"
-        storage = self.storage
-        if isinstance(storage, str):
-            waits = {"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {"pool_pre_ping": True}
-            try:
-                storage = optuna.storages.RDBStorage(
-                    storage,
-                    engine_kwargs=waits,
-                    heartbeat_interval=HEARTBEAT,
-                    grace_period=4 * HEARTBEAT,
-                    heartbeat_stale_trial_callback=requeue,
-                )
-            except (sqlalchemy.exc.SQLAlchemyError, ImportError, optuna.exceptions.StorageInternalError) as error:
-                reason = str(error.__cause__ or error).strip().splitlines()[0]
-                sys.exit(f"cannot open the storage {self.shown_storage}: {reason}")
+        storage = self.open_storage(self.storage) if isinstance(self.storage, str) else self.storage
         study = optuna.create_study(
             study_name=self.study_name,
             direction=self.direction,

@@ -9,9 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import types
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -370,6 +372,18 @@ def test_two_processes_share_a_study_on_a_postgresql_server(folder, postgres):
     assert sorted(int(number) for numbers in lists for number in numbers) == list(range(len(trials)))
     bests = [re.search("best: (.*)", output)[1] for output in outputs]
     assert len(trials) == 7 or bests[0] == bests[1]
+
+
+def test_several_may_be_the_first_on_a_postgresql_server(folder, postgres):
+    """All look for the tables, find none, and make them: all but one come too late."""
+    together = threading.Barrier(6)
+
+    def be_first(_):
+        together.wait()
+        make(storage=postgres.url).open_storage(postgres.url)  # ends with SystemExit if it fails
+
+    with ThreadPoolExecutor(together.parties) as pool:
+        list(pool.map(be_first, range(together.parties)))
 
 
 @pytest.mark.slow
