@@ -11,14 +11,11 @@ loaded; its source is shown on request and never run. The token comes from `hf a
 nowhere.
 """
 
-import importlib.metadata
 import importlib.util
 import json
-import platform
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -110,18 +107,13 @@ def check_upload(args: Any) -> None:
         sys.exit(f"--hf-entity {args.hf_entity}: your token may upload to {', '.join(names)}")
 
 
-def versions() -> dict[str, str]:
-    """What the policy was trained and evaluated with."""
-    packages = [x for x in ("torch", "jax", "gymnasium", "numpy", "safetensors") if x in sys.modules]
-    found = {"python": platform.python_version()}
-    for package in ("cleanrl", *packages):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # used from a folder, not installed
-            pass
-    command = ["git", "-C", str(ALGORITHMS), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
-    return found | ({"commit": commit} if commit else {})
+def trained_with(run_dir: Path) -> dict[str, str]:
+    """Commit, versions and hardware of a run, as it noted them itself."""
+    try:
+        facts = json.loads((run_dir / "provenance.json").read_text())
+        return {name: facts[name] for name in ("commit", "versions", "hardware") if facts[name]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {"commit": "not known", "versions": "not known"}
 
 
 def command_to_reproduce(args: dict, module: ModuleType, source: Path) -> str:
@@ -142,7 +134,9 @@ def command_to_reproduce(args: dict, module: ModuleType, source: Path) -> str:
     return f"python cleanrl/{source.name} {' '.join(flags)}"
 
 
-def model_card(repo_id: str, args: dict, result: Evaluation, command: str, source: Path, video: bool) -> str:
+def model_card(
+    repo_id: str, args: dict, result: Evaluation, command: str, source: Path, origin: dict[str, str], video: bool
+) -> str:
     """The repository's README: metadata for the hub, then what a reader wants to know."""
     import huggingface_hub
 
@@ -194,11 +188,11 @@ python -m cleanrl_utils.enjoy --hf-entity {entity} --exp-name {exp_name} --env-i
 {command}
 ```
 
-## Versions
+## Trained with
 
 | | |
 |---|---|
-{chr(10).join(f"| {name} | {version} |" for name, version in versions().items())}
+{chr(10).join(f"| {name} | {value} |" for name, value in origin.items())}
 
 ## Arguments
 
@@ -231,7 +225,7 @@ def push_to_hub(run_dir: str | Path, entity: str = "", result: Evaluation | None
         scores = {"mean": result.mean, "std": result.std, "returns": result.returns, "lengths": result.lengths}
         Path(folder, "evaluation.json").write_text(json.dumps(scores, indent=2))
         command = command_to_reproduce(args, module, source)
-        card = model_card(repo_id, args, result, command, source, bool(videos))
+        card = model_card(repo_id, args, result, command, source, trained_with(run_dir), bool(videos))
         Path(folder, "README.md").write_text(card)
         with explained(f"upload to {repo_id}"):
             api.create_repo(repo_id, private=private, exist_ok=True)

@@ -27,6 +27,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 import warnings
@@ -38,6 +39,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tqdm import tqdm
+
+from cleanrl_utils.experiment import tail
 
 if TYPE_CHECKING:
     import optuna
@@ -54,14 +57,6 @@ def die_with_parent() -> None:
     """Called in a new process: Linux kills it when the tuner is gone, even if that was killed itself."""
     if LIBC:
         LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def tail(path: Path, lines: int = 8) -> str:
-    """The last lines of a log, indented."""
-    with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - 4000))
-        text = file.read().decode(errors="replace")
-    return "\n".join(f"    | {line}" for line in text.splitlines()[-lines:])
 
 
 @dataclass
@@ -538,8 +533,9 @@ class Session:
 
     def fail(self, attempt: Attempt, experiment: Experiment, reason: str) -> None:
         reason = f"{experiment.env_id} seed {experiment.seed} {reason}"
-        attempt.trial.set_user_attr("error", f"{reason}\n{tail(experiment.log)}")
-        self.end(attempt, "FAIL", None, f"failed: {reason}; {experiment.log} ends with\n{tail(experiment.log)}")
+        log = textwrap.indent(tail(experiment.log, 8), "    | ")
+        attempt.trial.set_user_attr("error", f"{reason}\n{log}")
+        self.end(attempt, "FAIL", None, f"failed: {reason}; {experiment.log} ends with\n{log}")
         self.failures += 1
         if self.failures == max(3, self.workers) and not self.scored():
             sys.exit(f"the first {self.failures} trials have failed: see above")
