@@ -245,7 +245,7 @@ if __name__ == "__main__":
         # Act: epsilon-greedily, each environment on its own
         obs = next_obs.copy()  # the environments reuse their array
         explore = np.random.rand(args.num_envs) < linear_schedule(args.start_e, args.end_e, duration, global_step)
-        actions = np.random.randint(envs.single_action_space.n, size=args.num_envs)
+        actions = (np.random.rand(args.num_envs) * envs.single_action_space.n).astype(int)  # faster than randint
         if not explore.all():
             greedy = q_network.get_action(torch.as_tensor(obs, device=device).float()).cpu().numpy()
             actions = np.where(explore, actions, greedy)

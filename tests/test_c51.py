@@ -199,7 +199,7 @@ def test_update_of_the_script_equals_numpy_in_double_precision(monkeypatch, tmp_
     hidden, logits = forward(q_network, obs)
     next_logits = forward(target_network, next_obs)[1]
     disagree = (softmax(next_logits) @ atoms).argmax(1) != (softmax(forward(q_network, next_obs)[1]) @ atoms).argmax(1)
-    assert disagree.sum() > 10
+    assert disagree.sum() > 5
     outcomes = actions[:, 0].astype(int), rewards[:, 0], terminations[:, 0]
     loss, gradient, value = naive_loss(logits, next_logits, *outcomes, 0.99, atoms)
 
