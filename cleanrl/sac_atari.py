@@ -110,8 +110,7 @@ def make_env(env_id, idx, capture_video, run_dir):
 
 
 def make_envs(env_id, num_envs, capture_video, run_dir):
-    # SAME_STEP: the step that ends an episode returns the first observation of the next one, and its own last
-    # observation in infos["final_obs"]; no reset step gets among the transitions
+    # SAME_STEP: the step that ends an episode returns the next one's first observation; infos["final_obs"] has its last
     thunks = [make_env(env_id, idx, capture_video, run_dir) for idx in range(num_envs)]
     return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
@@ -168,11 +167,11 @@ class ReplayBuffer:
         numbers = np.where(starts[:, None], self.num_frames + starts.cumsum()[:, None] - 1, self.last_numbers)
         self.num_frames, self.last_obs = self.num_frames + len(frames), next_obs
         self.last_numbers = np.column_stack([numbers[:, 1:], np.arange(self.num_frames - len(obs), self.num_frames)])
-        self.new.append((numbers, self.last_numbers, *outcomes))
+        self.new.append(np.column_stack([numbers, self.last_numbers, *outcomes]))
 
     def write(self):
         """Move all that was added since the last time to its place, over the oldest rows."""
-        rows, self.new = (np.column_stack([np.concatenate(x) for x in zip(*self.new)]) if self.new else ()), []
+        rows, self.new = (np.concatenate(self.new) if self.new else ()), []
         while len(rows):
             place = self.rows[self.count % len(self.rows) :][: len(rows)]
             place[:] = torch.as_tensor(rows[: len(place)], dtype=place.dtype)
@@ -314,9 +313,10 @@ if __name__ == "__main__":
     for global_step in range(logged_step + args.num_envs, args.total_timesteps + 1, args.num_envs):
         # Act: at random until learning starts, then by the policy
         obs = next_obs.copy()  # the environments reuse their array
-        actions = np.random.randint(envs.single_action_space.n, size=args.num_envs)
         if learning := global_step > max(args.learning_starts, args.num_envs):
             actions = actor.get_action(torch.tensor(obs, device=device).float(), 1.0).cpu().numpy()
+        else:
+            actions = np.random.randint(envs.single_action_space.n, size=args.num_envs)
 
         # Learn: before the environments step, so that on a GPU both happen at the same time
         for step in range(global_step - args.num_envs + 1, global_step + 1) if learning else ():

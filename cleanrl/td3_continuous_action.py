@@ -104,8 +104,7 @@ def make_env(env_id, idx, capture_video, run_dir):
 
 
 def make_envs(env_id, num_envs, capture_video, run_dir):
-    # SAME_STEP: the step that ends an episode returns the first observation of the next one, and its own last
-    # observation in infos["final_obs"]; no reset step gets among the transitions
+    # SAME_STEP: the step that ends an episode returns the next one's first observation; infos["final_obs"] has its last
     thunks = [make_env(env_id, idx, capture_video, run_dir) for idx in range(num_envs)]
     return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
@@ -150,11 +149,11 @@ class ReplayBuffer:
 
     def add(self, *transitions):
         """A step of all environments; the next observation at the end of an episode is its final one."""
-        self.new.append(transitions)
+        self.new.append(np.column_stack(transitions))
 
     def write(self):
         """Move all that was added since the last time to its place, over the oldest rows."""
-        rows, self.new = (np.column_stack([np.concatenate(x) for x in zip(*self.new)]) if self.new else ()), []
+        rows, self.new = (np.concatenate(self.new) if self.new else ()), []
         while len(rows):
             place = self.rows[self.count % len(self.rows) :][: len(rows)]
             place[:] = torch.as_tensor(rows[: len(place)], dtype=place.dtype)
@@ -280,9 +279,10 @@ if __name__ == "__main__":
     for global_step in range(logged_step + args.num_envs, args.total_timesteps + 1, args.num_envs):
         # Act: at random until learning starts, then by the policy, with noise
         obs = next_obs.copy()  # the environments reuse their array
-        actions = np.random.uniform(envs.action_space.low, envs.action_space.high).astype(np.float32)
         if learning := global_step > max(args.learning_starts, args.num_envs):
             actions = actor.get_action(torch.as_tensor(obs).float().to(device), args.exploration_noise).cpu().numpy()
+        else:
+            actions = np.random.uniform(envs.action_space.low, envs.action_space.high).astype(np.float32)
 
         # Learn: before the environments step, so that on a GPU both happen at the same time
         for step in range(global_step - args.num_envs + 1, global_step + 1) if learning else ():
