@@ -167,11 +167,11 @@ class ReplayBuffer:
         numbers = np.where(starts[:, None], self.num_frames + starts.cumsum()[:, None] - 1, self.last_numbers)
         self.num_frames, self.last_obs = self.num_frames + len(frames), next_obs
         self.last_numbers = np.column_stack([numbers[:, 1:], np.arange(self.num_frames - len(obs), self.num_frames)])
-        self.new.append(np.column_stack([numbers, self.last_numbers, *outcomes]))
+        self.new.append((numbers, self.last_numbers, *outcomes))
 
     def write(self):
         """Move all that was added since the last time to its place, over the oldest rows."""
-        rows, self.new = (np.concatenate(self.new) if self.new else ()), []
+        rows, self.new = (np.column_stack([np.concatenate(x) for x in zip(*self.new)]) if self.new else ()), []
         while len(rows):
             place = self.rows[self.count % len(self.rows) :][: len(rows)]
             place[:] = torch.as_tensor(rows[: len(place)], dtype=place.dtype)

@@ -149,11 +149,11 @@ class ReplayBuffer:
 
     def add(self, *transitions):
         """A step of all environments; the next observation at the end of an episode is its final one."""
-        self.new.append(np.column_stack(transitions))
+        self.new.append(transitions)
 
     def write(self):
         """Move all that was added since the last time to its place, over the oldest rows."""
-        rows, self.new = (np.concatenate(self.new) if self.new else ()), []
+        rows, self.new = (np.column_stack([np.concatenate(x) for x in zip(*self.new)]) if self.new else ()), []
         while len(rows):
             place = self.rows[self.count % len(self.rows) :][: len(rows)]
             place[:] = torch.as_tensor(rows[: len(place)], dtype=place.dtype)
