@@ -7,19 +7,21 @@ Usage:
 Every contestant trains on the task with the same hyper-parameters, logging to TensorBoard, in a process of its own
 pinned to one core. The tasks: PPO on cartpole (CartPole-v1, 4 environments) and on halfcheetah (HalfCheetah-v4, one
 environment, observations and rewards normalized); dqn (CartPole-v1); ddpg, td3 and sac (HalfCheetah-v4, one update a
-step). Rounds alternate between the contestants, so that a busy moment of the machine hits them alike. Speed is read
-from the wall-clock times of each contestant's own TensorBoard events, between `--warm-up` steps (start-up and
-compilation are over, learning has begun) and the end. Reported: median over rounds, and its ratio to
-Stable-Baselines3's.
+step). The contestants take turns of a second: all but one are stopped (SIGSTOP), so that a busy minute of the machine
+hits them alike. Speed is read from the times of each contestant's own TensorBoard events, its own turns counted alone,
+between `--warm-up` steps (start-up and compilation are over, learning has begun) and the end. Reported: median over
+rounds, and its ratio to Stable-Baselines3's.
 """
 
 import csv
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +29,7 @@ import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).resolve().parents[1]
+TURN = 1.0  # seconds
 
 PEER = """
 import sys, torch
@@ -114,19 +117,65 @@ def train(name: str, task: str, steps: int, folder: Path) -> list[str]:
     return [sys.executable, str(ROOT / "cleanrl" / script), "--no-cuda", "--total-timesteps", str(steps), *flags]
 
 
-def measure(name: str, task: str, steps: int, warm_up: int, core: int | None) -> float:
-    """Train once; steps per second after the warm-up."""
-    with tempfile.TemporaryDirectory() as folder:
+class Contestant:
+    """A training that runs only in its turns."""
+
+    def __init__(self, name: str, task: str, steps: int, core: int | None, folder: Path) -> None:
+        folder.mkdir()
+        self.name, self.folder, self.turns = name, folder, []
         pin = ["taskset", "-c", str(core)] if core is not None else []
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        command = pin + train(name, task, steps, Path(folder))
-        subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
-        logs = next(Path(folder).rglob("events.out.tfevents.*")).parent
+        with open(folder / "output.txt", "w") as output:
+            self.process = subprocess.Popen(
+                pin + train(name, task, steps, folder),
+                cwd=folder,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a group of its own, to be stopped with all its processes
+            )
+        self.signal(signal.SIGSTOP)
+
+    def signal(self, number: int) -> None:
+        os.killpg(self.process.pid, number)
+
+    def take_turn(self, seconds: float) -> None:
+        """Run for so long, or to the end."""
+        start = time.time()
+        self.signal(signal.SIGCONT)
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.signal(signal.SIGSTOP)
+        self.turns.append((start, time.time()))
+        if self.process.returncode:
+            sys.exit(f"{self.name} failed:\n{(self.folder / 'output.txt').read_text()[-3000:]}")
+
+    def active(self, moment: float) -> float:
+        """The seconds that it has run until then."""
+        return sum(min(end, moment) - start for start, end in self.turns if start < moment)
+
+    def steps_per_second(self, warm_up: int) -> float:
+        logs = next(self.folder.rglob("events.out.tfevents.*")).parent
         events = EventAccumulator(str(logs), size_guidance={"scalars": 0}).Reload()
         tag = next(tag for tag in events.Tags()["scalars"] if tag in ("charts/SPS", "time/fps"))
-        points = [(x.step, x.wall_time) for x in events.Scalars(tag) if x.step >= warm_up]
-    (first_step, first_time), (last_step, last_time) = points[0], points[-1]
-    return (last_step - first_step) / (last_time - first_time)
+        points = [(x.step, self.active(x.wall_time)) for x in events.Scalars(tag) if x.step >= warm_up]
+        (first_step, first_time), (last_step, last_time) = points[0], points[-1]
+        return (last_step - first_step) / (last_time - first_time)
+
+
+def race(task: str, steps: int, warm_up: int, core: int | None) -> dict[str, float]:
+    """Train all contestants side by side; steps per second after the warm-up."""
+    with tempfile.TemporaryDirectory() as folder:
+        all_of_them = [Contestant(name, task, steps, core, Path(folder, name)) for name in contestants(task)]
+        try:
+            while running := [x for x in all_of_them if x.process.returncode is None]:
+                for contestant in running:
+                    contestant.take_turn(TURN)
+        finally:
+            for contestant in all_of_them:
+                if contestant.process.poll() is None:
+                    contestant.signal(signal.SIGKILL)
+        return {x.name: x.steps_per_second(warm_up) for x in all_of_them}
 
 
 def main(
@@ -150,9 +199,9 @@ def main(
     core = core if platform.system() == "Linux" else None
     speeds: dict[str, list[float]] = {name: [] for name in contestants(task)}
     for number in range(1, rounds + 1):
-        for name in speeds:
-            speeds[name].append(measure(name, task, steps, warm_up, core))
-            print(f"round {number}  {name:<35} {speeds[name][-1]:8.0f} steps/s", flush=True)
+        for name, speed in race(task, steps, warm_up, core).items():
+            speeds[name].append(speed)
+            print(f"round {number}  {name:<35} {speed:8.0f} steps/s", flush=True)
     base = statistics.median(speeds["stable-baselines3"])
     print(f"\n| {TITLES[task]}, one core | steps/s (median of {rounds}) | x stable-baselines3 |")
     print("|---|---|---|")

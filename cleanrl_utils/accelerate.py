@@ -1,7 +1,8 @@
 """Run the policy and the update faster, with the same numbers.
 
 On the CPU, the policy runs in NumPy, and backward passes are replayed as they were recorded or, with `--compile`,
-compiled. On the GPU, policy and update are CUDA graphs. `--no-cudagraphs` runs all of them as they are written.
+compiled. On the GPU, policy and update are CUDA graphs. Environments and optimizers step without what our scripts do
+not use of them. `--no-cudagraphs` runs all of them as they are written.
 """
 
 import builtins
@@ -14,6 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -22,6 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 aten = torch.ops.aten
 WARMUP = 3  # calls before the capture: libraries tune themselves and optimizers allocate their state in these
 MAX_OPERATIONS = 2000  # in a recording; networks with more of them spend their time in arithmetic
+ARRAYS = gym.spaces.Box, gym.spaces.MultiDiscrete
 MAX_RECORDINGS = 16  # of a function; more come from a number that keeps changing
 
 
@@ -40,27 +43,50 @@ def accelerate(args: Any, device: torch.device, act: Callable, *learner: Callabl
         act, update = graphed(act), graphed(update)
     elif args.cudagraphs and device.type == "cpu":
         act, backwards = in_numpy(act), backwards if args.compile else [recorded(x) for x in backwards]
-        for optimizer in optimizers_of(update):
+        for optimizer in of_script(update, torch.optim.Optimizer):
             optimizer.step, optimizer.zero_grad = bare_step(optimizer), bare_zero_grad(optimizer)
+    for envs in of_script(update, gym.vector.SyncVectorEnv) if args.cudagraphs else ():
+        envs.step = bare_env_step(envs)
     return act, *backwards, update
 
 
 def compile_optimizers(update: Callable) -> None:
     """Compile what is a third of a small update on the GPU: fused Adam works on a layer's weights one after another."""
-    for optimizer in optimizers_of(update):
+    for optimizer in of_script(update, torch.optim.Optimizer):
         for group in optimizer.param_groups:
             group.update(fused=False, foreach=True)  # a fused one cannot be compiled
         optimizer.step = torch.compile(optimizer.step, dynamic=False)
 
 
-def optimizers_of(update: Callable) -> list[torch.optim.Optimizer]:
-    """Those of its script."""
-    return [x for x in update.__globals__.values() if isinstance(x, torch.optim.Optimizer)]
+def of_script(function: Callable, kind: type) -> list[Any]:
+    """The global variables of this kind in a function's script."""
+    return [x for x in function.__globals__.values() if isinstance(x, kind)]
 
 
 def bare_step(optimizer: torch.optim.Optimizer) -> Callable:
-    """Its step without hooks and entries for profilers, which take a third of the time where the network is small."""
-    return types.MethodType(torch.no_grad()(inspect.unwrap(type(optimizer).step)), optimizer)
+    """Its step without hooks and entries for profilers; fused Adam's, once it has a state, by its two kernels alone.
+
+    Where the network is small, all else takes more time.
+    """
+    whole = types.MethodType(torch.no_grad()(inspect.unwrap(type(optimizer).step)), optimizer)
+    group, *others = optimizer.param_groups
+    if type(optimizer) is not torch.optim.Adam or others or not group["fused"] or group["amsgrad"]:
+        return whole
+
+    def step() -> None:
+        (group,) = optimizer.param_groups  # another one after a state was loaded
+        parameters = group["params"]
+        states, grads = [optimizer.state[x] for x in parameters], [x.grad for x in parameters]
+        if not all(states) or any(x is None for x in grads):
+            return whole()
+        averages, squares, steps = ([x[name] for x in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+        options = {name: group[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
+        with torch.no_grad():
+            torch._foreach_add_(steps, 1)
+            beta1, beta2 = group["betas"]
+            torch._fused_adam_(parameters, grads, averages, squares, [], steps, beta1=beta1, beta2=beta2, **options)
+
+    return step
 
 
 def bare_zero_grad(optimizer: torch.optim.Optimizer) -> Callable:
@@ -72,6 +98,29 @@ def bare_zero_grad(optimizer: torch.optim.Optimizer) -> Callable:
                 x.grad = None
 
     return zero_grad
+
+
+def bare_env_step(envs: gym.vector.SyncVectorEnv) -> Callable:
+    """Its step for arrays and for episodes that end as in our scripts, without what other spaces and modes need."""
+    arrays = isinstance(envs.observation_space, ARRAYS) and isinstance(envs.action_space, ARRAYS)
+    if not arrays or envs.copy or envs.autoreset_mode != gym.vector.AutoresetMode.SAME_STEP:
+        return envs.step
+
+    def step(actions: np.ndarray) -> tuple:
+        observations, rewards, infos = envs._observations, envs._rewards, {}
+        terminations, truncations = envs._terminations, envs._truncations
+        for i, (env, action) in enumerate(zip(envs.envs, actions, strict=True)):
+            obs, rewards[i], terminated, truncated, info = env.step(action)
+            terminations[i], truncations[i] = terminated, truncated
+            if terminated or truncated:
+                infos = envs._add_info(infos, {"final_obs": obs, "final_info": info}, i)
+                obs, info = env.reset()
+            infos = envs._add_info(infos, info, i)
+            observations[i] = envs._env_obs[i] = obs
+        envs._autoreset_envs = terminations | truncations
+        return observations, rewards.copy(), terminations.copy(), truncations.copy(), infos
+
+    return step
 
 
 def constants_of(function: Callable) -> Callable[[], tuple]:

@@ -2,6 +2,8 @@
 
 import importlib
 import os
+from copy import deepcopy
+from functools import partial
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -18,7 +20,9 @@ from cleanrl_utils.accelerate import (
     WARMUP,
     accelerate,
     aten,
+    bare_env_step,
     bare_step,
+    bare_zero_grad,
     graphed,
     in_numpy,
     own_memory,
@@ -539,17 +543,81 @@ def test_backward_with_convolutions_stays_as_it_is():
     assert (gradients[0] == gradients[1]).all() and (gradients[0] == gradients[2]).all()
 
 
-def test_bare_step_of_an_optimizer_is_its_step():
-    parameters = []
+@pytest.mark.parametrize(
+    "kind, options",
+    [(torch.optim.Adam, {}), (torch.optim.Adam, {"amsgrad": True}), (torch.optim.Adam, {"weight_decay": 0.1})]
+    + [(torch.optim.Adam, {"maximize": True, "betas": (0.5, 0.9), "eps": 1e-3}), (torch.optim.AdamW, {})],
+)
+def test_bare_step_of_an_optimizer_is_its_step(kind, options):
+    """Also where a parameter has no gradient, the learning rate changes, and a state is loaded on the way."""
+    results = []
     for bare in (False, True):
         torch.manual_seed(1)
-        x, lr = nn.Parameter(torch.randn(5)), torch.tensor(0.1)
-        optimizer = torch.optim.Adam([x], lr, fused=True)
+        xs, lr = [nn.Parameter(torch.randn(n)) for n in (5, 3)], torch.tensor(0.1)
+        optimizer = kind(xs, lr, fused=True, **options)
         if bare:
             optimizer.step = bare_step(optimizer)
-        for i in range(4):
-            x.grad = torch.randn(5)
+            optimizer.zero_grad = bare_zero_grad(optimizer)
+        for i in range(8):
+            optimizer.zero_grad()
+            assert xs[0].grad is None
+            for x in xs[: 1 if i == 2 else 2]:
+                x.grad = torch.randn(x.shape)
             lr.fill_(0.1 / (i + 1))
             optimizer.step()
-        parameters.append(x.detach())
-    assert (parameters[0] == parameters[1]).all()
+            if i == 3:
+                saved = deepcopy(optimizer.state_dict())
+            if i == 5:
+                optimizer.load_state_dict(saved)
+        state = optimizer.state_dict()["state"].values()
+        results.append(torch.cat([x.detach() for x in xs] + [x.flatten() for y in state for x in y.values()]))
+    assert (results[0] == results[1]).all()
+
+
+def same(a, b) -> bool:
+    """Equality of what a step returns, types included."""
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, np.ndarray) and a.dtype == object:
+        return b.dtype == object and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    return type(a) is type(b) and a == b
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Hopper-v4"])
+def test_bare_step_of_environments_is_their_step(env_id):
+    """Through ends of episodes, terminated and truncated, with the observations and infos at these."""
+
+    def make_env():
+        env = gym.make(env_id, max_episode_steps=23)
+        if isinstance(env.observation_space, gym.spaces.Discrete):
+            env = gym.wrappers.FlattenObservation(env)
+        return gym.wrappers.RecordEpisodeStatistics(env)
+
+    make = partial(gym.vector.SyncVectorEnv, [make_env] * 3, copy=False, autoreset_mode="SameStep")
+    ours, theirs = make(), make()
+    ours.step = bare_env_step(ours)
+    assert ours.step.__module__ == accelerate_module.__name__
+    assert same(ours.reset(seed=1)[0], theirs.reset(seed=1)[0])
+    ours.action_space.seed(1)
+    ends = set()
+    for _ in range(200):
+        actions = ours.action_space.sample()
+        ours_now, theirs_now = ours.step(actions), theirs.step(actions)
+        for infos in (ours_now[-1], theirs_now[-1]):  # seconds differ
+            infos.get("final_info", {}).get("episode", {}).pop("t", None)
+        assert all(same(a, b) for a, b in zip(ours_now, theirs_now, strict=True))
+        assert same(ours._autoreset_envs, theirs._autoreset_envs)
+        ends |= {name for name, x in zip(("terminated", "truncated"), ours_now[2:4], strict=True) if x.any()}
+        ours_now[1][:] = np.nan  # is the caller's own
+    assert "truncated" in ends and ("terminated" in ends or env_id == "Pendulum-v1")
+
+
+def test_other_environments_keep_their_step():
+    thunks = [lambda: gym.make("CartPole-v1")]
+    for options in ({"copy": True}, {"autoreset_mode": "NextStep"}):
+        envs = gym.vector.SyncVectorEnv(thunks, **{"copy": False, "autoreset_mode": "SameStep"} | options)
+        assert bare_env_step(envs) == envs.step
+    blackjack = gym.vector.SyncVectorEnv([lambda: gym.make("Blackjack-v1")], copy=False, autoreset_mode="SameStep")
+    assert bare_env_step(blackjack) == blackjack.step  # a tuple of observations
