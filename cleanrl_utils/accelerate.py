@@ -69,22 +69,22 @@ def bare_step(optimizer: torch.optim.Optimizer) -> Callable:
     Where the network is small, all else takes more time.
     """
     whole = types.MethodType(torch.no_grad()(inspect.unwrap(type(optimizer).step)), optimizer)
-    group, *others = optimizer.param_groups
-    if type(optimizer) is not torch.optim.Adam or others or not group["fused"] or group["amsgrad"]:
+    groups = optimizer.param_groups
+    if type(optimizer) is not torch.optim.Adam or any(x["amsgrad"] or not x["fused"] for x in groups):
         return whole
 
     def step() -> None:
-        (group,) = optimizer.param_groups  # another one after a state was loaded
-        parameters = group["params"]
-        states, grads = [optimizer.state[x] for x in parameters], [x.grad for x in parameters]
-        if not all(states) or any(x is None for x in grads):
+        groups = optimizer.param_groups  # others after a state was loaded
+        if any(x.grad is None or not optimizer.state[x] for group in groups for x in group["params"]):
             return whole()
-        averages, squares, steps = ([x[name] for x in states] for name in ("exp_avg", "exp_avg_sq", "step"))
-        options = {name: group[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
         with torch.no_grad():
-            torch._foreach_add_(steps, 1)
-            beta1, beta2 = group["betas"]
-            torch._fused_adam_(parameters, grads, averages, squares, [], steps, beta1=beta1, beta2=beta2, **options)
+            for group in groups:
+                states, grads = [optimizer.state[x] for x in group["params"]], [x.grad for x in group["params"]]
+                averages, squares, steps = ([x[name] for x in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+                options = {name: group[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
+                options["beta1"], options["beta2"] = group["betas"]
+                torch._foreach_add_(steps, 1)
+                torch._fused_adam_(group["params"], grads, averages, squares, [], steps, **options)
 
     return step
 

@@ -554,7 +554,7 @@ def test_bare_step_of_an_optimizer_is_its_step(kind, options):
     for bare in (False, True):
         torch.manual_seed(1)
         xs, lr = [nn.Parameter(torch.randn(n)) for n in (5, 3)], torch.tensor(0.1)
-        optimizer = kind(xs, lr, fused=True, **options)
+        optimizer = kind([{"params": xs[:1]}, {"params": xs[1:], "eps": 1e-4}], lr, fused=True, **options)
         if bare:
             optimizer.step = bare_step(optimizer)
             optimizer.zero_grad = bare_zero_grad(optimizer)
