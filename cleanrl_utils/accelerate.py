@@ -68,9 +68,10 @@ def bare_step(optimizer: torch.optim.Optimizer) -> Callable:
 
     Where the network is small, all else takes more time.
     """
-    whole = types.MethodType(torch.no_grad()(inspect.unwrap(type(optimizer).step)), optimizer)
-    groups = optimizer.param_groups
-    if type(optimizer) is not torch.optim.Adam or any(x["amsgrad"] or not x["fused"] for x in groups):
+    original = inspect.unwrap(type(optimizer).step)
+    whole = types.MethodType(torch.no_grad()(original), optimizer)
+    fused = all(group["fused"] and not group["amsgrad"] for group in optimizer.param_groups)
+    if type(optimizer) is not torch.optim.Adam or original.__module__ != "torch.optim.adam" or not fused:
         return whole
 
     def step() -> None:
@@ -102,8 +103,9 @@ def bare_zero_grad(optimizer: torch.optim.Optimizer) -> Callable:
 
 def bare_env_step(envs: gym.vector.SyncVectorEnv) -> Callable:
     """Its step for arrays and for episodes that end as in our scripts, without what other spaces and modes need."""
+    original = type(envs).step.__module__ == "gymnasium.vector.sync_vector_env"
     arrays = isinstance(envs.observation_space, ARRAYS) and isinstance(envs.action_space, ARRAYS)
-    if not arrays or envs.copy or envs.autoreset_mode != gym.vector.AutoresetMode.SAME_STEP:
+    if not original or not arrays or envs.copy or envs.autoreset_mode != gym.vector.AutoresetMode.SAME_STEP:
         return envs.step
 
     def step(actions: np.ndarray) -> tuple:

@@ -621,3 +621,24 @@ def test_other_environments_keep_their_step():
         assert bare_env_step(envs) == envs.step
     blackjack = gym.vector.SyncVectorEnv([lambda: gym.make("Blackjack-v1")], copy=False, autoreset_mode="SameStep")
     assert bare_env_step(blackjack) == blackjack.step  # a tuple of observations
+
+    class Mine(gym.vector.SyncVectorEnv):
+        def step(self, actions):
+            return super().step(1 - actions)
+
+    mine = Mine(thunks, copy=False, autoreset_mode="SameStep")
+    assert bare_env_step(mine) == mine.step
+
+
+def test_an_optimizer_of_ones_own_keeps_its_step():
+    class Mine(torch.optim.Adam):
+        def step(self):
+            self.param_groups[0]["params"][0].add_(1)
+
+    x = nn.Parameter(torch.zeros(1))
+    optimizer = Mine([x], 0.1, fused=True)
+    optimizer.step = bare_step(optimizer)
+    for _ in range(3):
+        x.grad = torch.ones(1)
+        optimizer.step()
+    assert x.item() == 3

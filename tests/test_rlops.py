@@ -1,6 +1,7 @@
 """cleanrl_utils.rlops from runs to files: reading, comparing, appending, and what it says about bad input."""
 
 import json
+import re
 import shlex
 import shutil
 import struct
@@ -659,7 +660,8 @@ def test_controls_of_the_curves(opened):
     script = "const c = document.querySelector('#charts svg'), r = c.getBoundingClientRect();"
     opened.browser.execute_script(f"{script} c.dispatchEvent({move})")
     tip = opened.ask("document.getElementById('tip').innerText")
-    assert "dqn" in tip and "1 run" in tip and not opened.ask("document.getElementById('tip').hidden")
+    # which of the two was still running after so many seconds is up to the machine
+    assert re.search(r"dqn\n.* 1 run|ppo\n.* 2 runs", tip) and not opened.ask("document.getElementById('tip').hidden")
     opened.choose("metric", "losses/td_loss")
     assert [name for name, _ in opened.ask(PATHS)] == ["dqn"]
     opened.choose("metric", "eval/episodic_return")
