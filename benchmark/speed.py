@@ -14,6 +14,7 @@ rounds, and its ratio to Stable-Baselines3's.
 """
 
 import csv
+import importlib.util
 import os
 import platform
 import signal
@@ -159,6 +160,8 @@ class Contestant:
         events = EventAccumulator(str(logs), size_guidance={"scalars": 0}).Reload()
         tag = next(tag for tag in events.Tags()["scalars"] if tag in ("charts/SPS", "time/fps"))
         points = [(x.step, self.active(x.wall_time)) for x in events.Scalars(tag) if x.step >= warm_up]
+        if len(points) < 2:
+            sys.exit(f"{self.name} has logged {len(points)} times after --warm-up {warm_up}: raise --steps")
         (first_step, first_time), (last_step, last_time) = points[0], points[-1]
         return (last_step - first_step) / (last_time - first_time)
 
@@ -175,6 +178,7 @@ def race(task: str, steps: int, warm_up: int, core: int | None) -> dict[str, flo
             for contestant in all_of_them:
                 if contestant.process.poll() is None:
                     contestant.signal(signal.SIGKILL)
+                    contestant.process.wait()
         return {x.name: x.steps_per_second(warm_up) for x in all_of_them}
 
 
@@ -196,6 +200,10 @@ def main(
         core: the core all are pinned to (Linux); None: not pinned
         csv_file: where to write every single measurement
     """
+    if missing := [module for module, _ in PEERS.values() if not importlib.util.find_spec(module)]:
+        sys.exit(f'{" and ".join(missing)} not installed: pip install -e ".[bench]"')
+    if rounds < 1 or steps <= warm_up:
+        sys.exit(f"--rounds must be at least 1 and --steps {steps} more than --warm-up {warm_up}")
     core = core if platform.system() == "Linux" else None
     speeds: dict[str, list[float]] = {name: [] for name in contestants(task)}
     for number in range(1, rounds + 1):

@@ -109,8 +109,7 @@ def make_env(env_id, idx, capture_video, run_dir):
 
 
 def make_envs(env_id, num_envs, capture_video, run_dir):
-    # SAME_STEP: the step that ends an episode returns the first observation of the next one, and its own last
-    # observation in infos["final_obs"]; no reset step gets among the transitions
+    # SAME_STEP: the step that ends an episode returns the next one's first observation; infos["final_obs"] has its last
     thunks = [make_env(env_id, idx, capture_video, run_dir) for idx in range(num_envs)]
     return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 

@@ -64,10 +64,7 @@ def of_script(function: Callable, kind: type) -> list[Any]:
 
 
 def bare_step(optimizer: torch.optim.Optimizer) -> Callable:
-    """Its step without hooks and entries for profilers; fused Adam's, once it has a state, by its two kernels alone.
-
-    Where the network is small, all else takes more time.
-    """
+    """Its step without hooks and entries for profilers; fused Adam's, once it has a state, by its two kernels alone."""
     original = inspect.unwrap(type(optimizer).step)
     whole = types.MethodType(torch.no_grad()(original), optimizer)
     fused = all(group["fused"] and not group["amsgrad"] for group in optimizer.param_groups)
@@ -286,7 +283,7 @@ def record(backward: Callable, inputs: tuple[torch.Tensor, ...]) -> Callable:
 
 
 def drop_aliases(module: torch.fx.GraphModule) -> None:
-    """Remove what autograd does only for itself, and transpose parameters once and for all: a fifth of the time."""
+    """Remove what autograd does only for itself, and transpose parameters once and for all."""
     graph, first = module.graph, {}
     for node in list(graph.nodes):
         same = node

@@ -29,7 +29,14 @@ from huggingface_hub.utils import validate_repo_id  # noqa: E402
 
 from cleanrl_utils import enjoy  # noqa: E402
 from cleanrl_utils.evaluate import Evaluation  # noqa: E402
-from cleanrl_utils.huggingface import HubError, check_upload, pull_from_hub, push_to_hub, repository  # noqa: E402
+from cleanrl_utils.huggingface import (  # noqa: E402
+    HubError,
+    check_upload,
+    pull_from_hub,
+    push_to_hub,
+    repository,
+    trained_with,
+)
 
 TOKEN = "hf_thisIsTheSecretOfTheTests"
 SHORT_DQN = ["--no-cuda", "--total-timesteps", "600", "--learning-starts", "500", "--buffer-size", "500"]
@@ -224,6 +231,13 @@ def test_when_the_upload_fails_the_run_is_complete_and_can_be_uploaded_later(hub
         done.stdout == f"{hub.url}/me/CartPole-v1-dqn-seed1\n"
         and "dqn.safetensors" in hub.repos["me/CartPole-v1-dqn-seed1"]
     )
+
+
+@pytest.mark.parametrize("facts", [None, "", "[]", '{"commit": "abc"}'])
+def test_a_run_without_origin_says_so_in_its_card(tmp_path, facts):
+    if facts is not None:
+        (tmp_path / "provenance.json").write_text(facts)
+    assert trained_with(tmp_path) == {"commit": "not known", "versions": "not known"}
 
 
 def test_the_card_says_what_it_scores_and_how_to_get_it_again(hub, trained):
