@@ -173,7 +173,7 @@ def graphed(function: Callable) -> Callable:
         if calls[key] <= WARMUP:  # not on the default stream, which a graph may not wait for
             warmup.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(warmup):
-                outputs = function(*inputs)
+                outputs = function(*own_memory(inputs)[1])  # strides as in the graph: what is compiled insists on them
             torch.cuda.current_stream().wait_stream(warmup)
             return outputs
         if key not in graphs:
@@ -195,12 +195,18 @@ def graphed(function: Callable) -> Callable:
 
 
 def wholes(inputs: tuple) -> list[torch.Tensor]:
-    """The tensors among the inputs, or the one whose parts they are: it is copied at once, and keeps their strides."""
+    """The tensors among the inputs; instead of parts that make up another one, that one, which is copied at once."""
     tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-    whole = tensors[0]._base if tensors else None
-    if whole is None or any(x._base is not whole for x in tensors) or whole.numel() != sum(x.numel() for x in tensors):
-        return tensors
-    return [whole]
+    sizes: dict[int, int] = {}
+    for x in tensors:
+        sizes[id(x._base)] = sizes.get(id(x._base), 0) + x.numel()
+    found = {}
+    for x in tensors:
+        whole = x._base
+        if whole is None or sizes[id(whole)] != whole.numel() or not whole.is_contiguous():
+            whole = x
+        found[id(whole)] = whole
+    return list(found.values())
 
 
 def own_memory(inputs: tuple) -> tuple[list[torch.Tensor], tuple]:

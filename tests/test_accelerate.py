@@ -382,6 +382,17 @@ def test_translating_uses_up_no_random_numbers():
 # The memory of a graph's inputs, on any device
 
 
+@needs_cuda
+def test_compiled_functions_get_their_inputs_with_the_same_strides_in_a_graph():
+    backward = torch.compile(
+        lambda x: (x * 2).sum(1), options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+    )
+    update = graphed(lambda x: {"sum": backward(x)})
+    for _ in range(CALLS):
+        x = torch.randn(6, 8, 5, device="cuda")[:, :4]  # a part, without the rest
+        torch.testing.assert_close(update(x)["sum"], (x * 2).sum(1))
+
+
 def test_parts_of_one_tensor_are_copied_at_once_and_keep_their_strides():
     parts = torch.randn(6, 10).split((3, 3, 4), -1)
     own, (flag, *copies) = own_memory((True, *parts))
@@ -391,6 +402,16 @@ def test_parts_of_one_tensor_are_copied_at_once_and_keep_their_strides():
     others = torch.randn(6, 10).split((3, 3, 4), -1)
     own[0].copy_(wholes((False, *others))[0])
     assert all((copy == other).all() for copy, other in zip(copies, others, strict=True))
+
+
+def test_parts_of_several_tensors_are_copied_in_as_many_pieces():
+    """As the replay buffers of pixels give them: frames from one tensor, outcomes from another, something else."""
+    frames, outcomes, other = torch.randn(6, 8, 5).split(4, 1), torch.randn(6, 3).split(1, -1), torch.randn(6)
+    inputs = *frames, *outcomes, other
+    own, copies = own_memory(inputs)
+    assert [x.shape for x in own] == [(6, 8, 5), (6, 3), (6,)]
+    for copy, x in zip(copies, inputs, strict=True):
+        assert (copy == x).all() and copy.stride() == x.stride() and copy.data_ptr() != x.data_ptr()
 
 
 def test_parts_of_a_tensor_that_is_larger_are_copied_one_by_one():
