@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# The runs behind the scores of ddpg_continuous_action.py: 6 tasks, 3 seeds, 1M steps on the CPU, `JOBS` at a time.
+# The runs behind the scores of ddpg_continuous_action.py: 6 tasks, 3 seeds, 1M steps, `JOBS` at a time, on the
+# GPU if there is one (`nvidia-cuda-mps-control -d` lets several share it).
 # The same command again skips what is finished and resumes what was interrupted.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python -m cleanrl_utils.benchmark --num-seeds 3 --workers "${JOBS:-2}" \
   --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 InvertedPendulum-v4 Humanoid-v4 Pusher-v4 \
-  --command "python cleanrl/ddpg_continuous_action.py --no-cuda"
+  --command "python cleanrl/ddpg_continuous_action.py --compile"
 
 python -m cleanrl_utils.rlops runs --exp-name ddpg_continuous_action --append benchmark/results/ddpg_continuous_action.csv --output-filename runs/ddpg_continuous_action.png
 python benchmark/results.py docs
