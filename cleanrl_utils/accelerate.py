@@ -331,10 +331,11 @@ def clamp(x: np.ndarray, low: Any = None, high: Any = None) -> np.ndarray:  # fa
     return x if high is None else np.minimum(x, high)
 
 
+ZERO = np.zeros((), np.float32)  # a number would be made an array in every call
 NUMPY = {  # what a policy for vectors is made of
     aten.t.default: np.transpose,
     aten.select.int: select,
-    aten.addmm.default: lambda bias, x, weight: x @ weight + bias,
+    aten.addmm.default: lambda bias, x, weight: x.dot(weight) + bias,  # faster than x @ weight for so little
     aten.mv.default: operator.matmul,
     aten.add.Tensor: operator.add,
     aten.sub.Tensor: operator.sub,
@@ -345,8 +346,8 @@ NUMPY = {  # what a policy for vectors is made of
     aten.log.default: np.log,
     aten.sqrt.default: np.sqrt,
     aten.tanh.default: np.tanh,
-    aten.relu.default: lambda x: np.maximum(x, 0),
-    aten.relu_.default: lambda x: np.maximum(x, 0, out=x),
+    aten.relu.default: lambda x: np.maximum(x, ZERO),
+    aten.relu_.default: lambda x: np.maximum(x, ZERO, out=x),
     aten.clamp.default: clamp,
     aten.clamp.Tensor: clamp,
     aten._softmax.default: lambda x, dim, _: (e := np.exp(x - x.max(dim, keepdims=True))) / e.sum(dim, keepdims=True),
@@ -402,7 +403,7 @@ def translate(act: Callable, x: torch.Tensor, flags: tuple) -> Callable:
         elif node.op == "get_attr":
             names[str(node)] = getattr(module, node.target).detach().numpy()
         elif node.op == "output":
-            lines.append(f"return torch.as_tensor({node.args[0]})")
+            lines.append(f"return torch.from_numpy({node.args[0]})")
         elif node.target not in NUMPY or node.kwargs.keys() - KNOWN_OPTIONS:
             return lambda x: act(x, *flags)
         elif node.target in VIEWS and inputs[0] in names:
