@@ -40,7 +40,7 @@ class Args:
     cuda: bool = True
     """train on the GPU when there is one"""
     compile: bool = False
-    """compile the update with `torch.compile`: faster after about half a minute of warm-up"""
+    """compile the update with `torch.compile`: half a minute of warm-up; the gain depends on network and device"""
     cudagraphs: bool = True
     """replay policy and update as they were recorded, on the GPU as CUDA graphs: the same numbers, much faster"""
     track: bool = False
