@@ -207,13 +207,14 @@ def test_mistake_gets_one_clear_line(runner, module):
 @files
 def test_direction_of_a_drifting_bar_is_learned(runner, module):
     flags = ["--no-cuda", "--env-id", "Drift-v0", "--learning-starts", 200, "--buffer-size", 2000, "--gamma", 0.5]
-    flags += ["--total-timesteps", 2500, "--target-network-frequency", 50, "--batch-size", 32]
+    flags += ["--target-network-frequency", 50, "--batch-size", 32]
     if module is c51_atari:
         flags += ["--train-frequency", 2, "--learning-rate", 5e-4, "--exploration-fraction", 0.5]
-    else:
-        flags += ["--update-frequency", 2, "--target-entropy-scale", 0.3]
+        flags += ["--total-timesteps", 2500]
+    else:  # a temperature that is learned starts at 1 and takes longer than this to fall: actions would stay random
+        flags += ["--update-frequency", 2, "--no-autotune", "--alpha", 0.1, "--total-timesteps", 1500]
     runner.run(PIXEL_GAME, script_of(module), *map(str, flags))
     (run_dir,) = runner.folder.glob("runs/*")
     returns = [value for _, value in curves(run_dir)["charts/episodic_return"]]
-    # of 34 to 63 points in a game: a third of them by chance
-    assert np.mean(returns[:10]) < 24 and np.mean(returns[-20:]) > 33, (returns[:10], returns[-20:])
+    # of 34 to 63 points in a game: a third of them by chance, which the first four are, before learning starts
+    assert np.mean(returns[:4]) < 30 and np.mean(returns[-10:]) > 36, (returns[:4], returns[-10:])

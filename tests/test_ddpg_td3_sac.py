@@ -633,5 +633,6 @@ def test_pendulum_is_learned(runner, name):
     run_dir = runner.train(*flags, "--save-model", script=SCRIPTS[name])
     logged = curves(run_dir)
     returns = [value for _, value in logged["charts/episodic_return"]]
-    assert np.mean(returns[:5]) < -900 and np.mean(returns[-10:]) > -300, returns
-    assert np.mean([value for _, value in logged["eval/episodic_return"]]) > -300
+    # medians: from a few starts, the pendulum of a young policy goes round and round
+    assert np.median(returns[:5]) < -900 and np.median(returns[-20:]) > -300, returns
+    assert np.median([value for _, value in logged["eval/episodic_return"]]) > -300
