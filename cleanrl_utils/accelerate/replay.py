@@ -1,0 +1,138 @@
+"""Replay a function: as a program of its operations on the CPU, as a CUDA graph of that program on a GPU."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_unflatten
+
+from cleanrl_utils.accelerate.audit import Audit
+from cleanrl_utils.accelerate.program import make_program
+from cleanrl_utils.accelerate.recording import Recording, record, tensors_in
+from cleanrl_utils.accelerate.variables import PLAIN, plain_function
+
+MAX_RECORDINGS = 4  # of calls with alike inputs: the first may differ, as optimizers make their moments in it
+MAX_KINDS = 16  # of inputs
+
+
+class Replayed:
+    """A function that runs as written, and is recorded, until two calls did the same; from then on it is replayed.
+
+    There is a replay for each kind of inputs: the shapes and types of tensors, and the values of everything else; in an
+    edited script also for `train()` and `eval()` of its modules. A function that cannot be replayed goes on running as
+    it is written, and so do calls with inputs by name, or with others than tensors and constants, and calls that one
+    such function makes to another.
+    """
+
+    is_busy = False  # one of them is running
+
+    def __init__(self, function: Callable, state: dict, audited: bool):
+        self.function, self.state, self.audited = function, state, audited
+        self.__name__ = getattr(plain_function(function), "__name__", "the function")
+        networks = [x for x in state.values() if audited and isinstance(x, torch.nn.Module)]
+        self.modules = [module for network in networks for module in network.modules()]
+        self.recordings: dict[tuple, list[Recording]] = {}
+        self.replays: dict[tuple, Callable] = {}
+        self.said: set[str] = set()
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        if Replayed.is_busy:
+            return self.function(*inputs, **named)
+        Replayed.is_busy = True
+        try:
+            return self.replay_or_record(inputs, named)
+        finally:
+            Replayed.is_busy = False
+
+    def replay_or_record(self, inputs: tuple, named: dict) -> Any:
+        kind = tuple([(x.shape, x.stride(), x.dtype) if isinstance(x, torch.Tensor) else x for x in inputs])
+        try:
+            replay = self.replays.get((kind, self.modes()))
+        except TypeError:  # a list, say, is no key of a dictionary
+            replay = None
+        if replay is None or named:
+            return self.record((kind, self.modes()), inputs, named)
+        return replay(*inputs)
+
+    def modes(self) -> tuple:
+        return tuple([module.training for module in self.modules])
+
+    def record(self, kind: tuple, inputs: tuple, named: dict) -> Any:
+        if named or not all(isinstance(x, (torch.Tensor, *PLAIN)) for x in inputs):
+            self.say("it is called with inputs by name, or with others than tensors and constants")
+            return self.function(*inputs, **named)
+        if kind not in self.recordings and len(self.recordings) + len(self.replays) == MAX_KINDS:
+            self.say(f"it is called with more than {MAX_KINDS} kinds of inputs")
+            return self.function(*inputs)
+        outputs, recording = record(self.function, inputs, self.state, edited=self.audited)
+        recordings = self.recordings.setdefault(kind, [])
+        recordings.append(recording)
+        if not recording.obstacle and len(recordings) > 1 and recording.same_as(recordings[-2]):
+            self.replays[kind] = self.make_replay(recording, inputs)
+        elif len(recordings) == MAX_RECORDINGS:
+            self.replays[kind] = self.function
+            self.say(recording.obstacle or "it does something else in each call")
+        if kind in self.replays:
+            del self.recordings[kind]
+        return outputs
+
+    def make_replay(self, recording: Recording, inputs: tuple) -> Callable:
+        try:
+            replay = make_replay(recording, inputs)
+        except RuntimeError as error:  # a CUDA graph cannot hold everything
+            self.say(f"it cannot be captured ({str(error).splitlines()[0]})")
+            return self.function
+        return Audit(self.function, self.state, recording, replay) if self.audited else replay
+
+    def say(self, reason: str) -> None:
+        """Tell once why some calls are not replayed."""
+        if reason not in self.said:
+            print(f"--accelerate: {self.__name__} runs as written, as {reason}", file=sys.stderr)
+        self.said.add(reason)
+
+    def last_audit(self) -> None:
+        """At the end of a run: audit once more, except what was replayed while modules were in another mode."""
+        for (_, modes), replay in self.replays.items():
+            if isinstance(replay, Audit) and modes == self.modes():
+                replay.last_time()
+
+
+def make_replay(recording: Recording, inputs: tuple) -> Callable:
+    """A function with the inputs, outputs and effects of the one that was recorded."""
+    program = make_program(recording)
+    if any(x.is_cuda for x in (*tensors_in(inputs), *recording.outer.values())):
+        program = capture(program, tensors_in(inputs))
+    parameters = [x for x, _ in recording.gradients]
+    structure = recording.structure
+    is_single = structure.is_leaf()
+
+    def replay(*inputs: Any) -> Any:
+        outputs, gradients = program(*[x for x in inputs if isinstance(x, torch.Tensor)])
+        for x, gradient in zip(parameters, gradients):
+            x.grad = gradient
+        return outputs[0] if is_single else tree_unflatten(outputs, structure)
+
+    return replay
+
+
+def capture(program: Callable, inputs: list[torch.Tensor]) -> Callable:
+    """The program as a CUDA graph, which launches all its kernels at once; random numbers continue as without it."""
+    own_inputs = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in inputs]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs, gradients = program(*own_inputs)
+        # One tensor to copy instead of many: the next replay overwrites what this one returns
+        is_stacked = len({(x.shape, x.dtype) for x in outputs}) == 1
+        if is_stacked:
+            outputs = torch.stack(outputs)
+
+    def replay(*inputs: torch.Tensor) -> tuple[list, list]:
+        for own, x in zip(own_inputs, inputs):
+            own.copy_(x)
+        graph.replay()
+        copies = outputs.clone().unbind() if is_stacked else [x.clone() for x in outputs]
+        return list(copies), gradients
+
+    replay.program = program  # its constants are what the graph reads: they must stay in memory
+    return replay
