@@ -335,7 +335,8 @@ def follow(engine: Engine, todo: list[Experiment], states: dict[str, State], vie
             obeyed += 1
             if engine.detaches:
                 return
-            view.say("stopping; once more to kill" if obeyed == 1 else "killing", "yellow")
+            stopping = "stopping: the trainings save their state; once more to kill them"
+            view.say(stopping if obeyed == 1 else "killing", "yellow")
             engine.stop()
         before = len(pending)
         alive = engine.alive()

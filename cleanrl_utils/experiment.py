@@ -31,7 +31,9 @@ from typing import IO
 
 LIBC = ctypes.CDLL(None)
 ROOT = Path("runs/benchmark")
-GRACE = 10.0  # seconds a script has to react to Ctrl+C before it is killed
+# Seconds that a script has after Ctrl+C, to save its state and to stop, and again after SIGTERM, before it is killed.
+# Slurm and AWS kill what is left of a job 30 s after they have asked it to stop.
+GRACE = 30.0
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 USAGE_ERROR = 2  # the exit code of a program that was called with wrong flags
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")

@@ -1,34 +1,51 @@
 """Where a replay buffer has room: on the GPU, else in the memory of the machine, else nowhere."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 GPU_SHARE = 0.8  # of the memory free on the GPU; the rest is for networks, graphs and libraries
 
 
-def fit(buffer_class: type, size: int, widths: tuple[int, ...], device: torch.device) -> Any:
-    """The replay buffer, on `device` if it fits there, else on the CPU; an error that says so if it will not fit."""
-    small, large = (num_bytes(buffer_class(rows, widths, torch.device("cpu"))) for rows in (1000, 2000))
-    row = (large - small) / 1000
-    need = small + (size - 1000) * row
-    if device.type == "cuda":
-        if need < GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
-            return buffer_class(size, widths, device)
-        print(f"the replay buffer ({need / 1e9:.1f} GB) does not fit on the GPU: it is kept in the machine's memory")
-    free = free_memory()
+def place_buffer(buffer_class: type, size: int, *arguments: Any, device: torch.device | None = None) -> Any:
+    """The replay buffer `buffer_class(size, *arguments, device)`; if its tensors do not fit there, on the CPU.
+
+    The device is given by its name or as the last argument. If the buffer fits nowhere, the program ends with a line
+    that says what would fit.
+    """
+    shape = arguments
+    if device is None:
+        shape, device = arguments[:-1], arguments[-1]
+    cpu = torch.device("cpu")
+    small, large = buffer_class(1000, *shape, cpu), buffer_class(2000, *shape, cpu)
+
+    def estimate(rows: int, kinds: tuple) -> float:
+        """The bytes of a buffer of so many rows, in values of these kinds."""
+        row = (num_bytes(large, kinds) - num_bytes(small, kinds)) / 1000
+        return num_bytes(small, kinds) + (rows - 1000) * row
+
+    on_device = estimate(size, (torch.Tensor,))
+    if device.type == "cuda" and on_device > GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
+        print(f"the replay buffer ({on_device / 1e9:.1f} GB) does not fit on the GPU: it stays in the machine's memory")
+        device = cpu
+    in_machine = (np.ndarray,) if device.type == "cuda" else (np.ndarray, torch.Tensor)
+    need, free = estimate(size, in_machine), free_memory()
     if need > free:
-        raise ValueError(
+        row = estimate(1, in_machine) - estimate(0, in_machine)
+        most = max(int((free - estimate(0, in_machine)) / row), 0)
+        sys.exit(
             f"--buffer-size {size} takes {need / 1e9:.1f} GB, {free / 1e9:.1f} GB of memory are free; "
-            f"at most {max(int(1000 + (free - small) / row), 0)} fit"
+            f"at most {most} fit"
         )
-    return buffer_class(size, widths, torch.device("cpu"))
+    return buffer_class(size, *shape, device)
 
 
-def num_bytes(buffer: Any) -> int:
-    return sum(x.nbytes for x in vars(buffer).values() if isinstance(x, torch.Tensor))
+def num_bytes(buffer: Any, kinds: tuple) -> int:
+    return sum(x.nbytes for x in vars(buffer).values() if isinstance(x, kinds))
 
 
 def free_memory() -> float:

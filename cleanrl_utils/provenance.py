@@ -1,10 +1,19 @@
-"""Where a run comes from: commit, versions, hardware and tags, as `RUN_DIR/provenance.json`."""
+"""Where a run comes from, as `RUN_DIR/provenance.json`.
 
+`commit`, `versions`, `hardware` and `tags` are those of the last session, i.e. of the last process that trained.
+`sessions` tells of each one from which step on it trained and with what: the first with all of its arguments, the later
+ones, which were resumed, with those that changed. `global_step` is how far the run has got.
+"""
+
+import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 PACKAGES = ("torch", "jax", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
 
@@ -51,3 +60,61 @@ def provenance(script: str | Path) -> dict:
         "hardware": hardware(),
         "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
     }
+
+
+def read(run_dir: str | Path) -> dict:
+    """The provenance of a run; empty where there is none, or where it is damaged."""
+    try:
+        facts = json.loads(Path(run_dir, "provenance.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def write_json(path: Path, facts: dict) -> None:
+    """Aside, then renamed into place: nobody ever reads half of it."""
+    aside = path.with_suffix(".tmp")
+    try:
+        aside.write_text(json.dumps(facts, indent=2))
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write(run_dir: str | Path, facts: dict) -> None:
+    write_json(Path(run_dir, "provenance.json"), facts)
+
+
+def add_session(run_dir: str | Path, script: str | Path, args: Any, global_step: int) -> None:
+    """Note that training goes on from `global_step` with `args`."""
+    facts = read(run_dir)
+    # A session that began at this step or later was killed before its first checkpoint: nothing of it is left
+    sessions = [session for session in facts.get("sessions", []) if session["from_step"] < global_step]
+    trained_with: dict = {}
+    for session in sessions:
+        trained_with |= session["args"]
+    now = provenance(script)
+    sessions.append(
+        {
+            "from_step": global_step,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "args": changed_args(trained_with, args),
+            "script": hashlib.sha256(Path(script).read_bytes()).hexdigest()[:16],
+            "commit": now["commit"],
+            "versions": now["versions"],
+            "hardware": now["hardware"],
+        }
+    )
+    write(run_dir, now | {"global_step": global_step, "sessions": sessions})
+
+
+def changed_args(before: dict, args: Any) -> dict:
+    """The arguments that differ from those before, which is all of them if there were none."""
+    values = json.loads(json.dumps(vars(args)))  # as they will be read again: a tuple is a list there
+    values.pop("resume", None)  # it says how the session was started, not how it trained
+    return {name: value for name, value in values.items() if name not in before or before[name] != value}
+
+
+def note_step(run_dir: str | Path, global_step: int) -> None:
+    """Note how far the run has got."""
+    write(run_dir, read(run_dir) | {"global_step": global_step})

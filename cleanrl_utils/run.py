@@ -1,69 +1,167 @@
 """What a run leaves behind: its folder, logs, checkpoints and evaluation. Every algorithm file uses these functions.
 
-A run folder holds TensorBoard events, `args.json`, `provenance.json` (commit, versions, hardware), a copy of the
-algorithm file, `checkpoint.pt`, the model and videos.
+A run folder holds TensorBoard events, `args.json`, `provenance.json` (what was trained with what, from which step on),
+a copy of the algorithm file, `checkpoint.pt`, the model and videos.
 """
 
-import errno
-import importlib.util
-import json
+import dataclasses
 import os
-import random
-import re
 import shutil
 import sys
-import threading
-import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import gymnasium as gym
 import numpy as np
-import torch
 import tyro
 from torch.utils.tensorboard import SummaryWriter
 
-from cleanrl_utils.accelerate import accelerate  # noqa: F401 (the files call it as run.accelerate)
+from cleanrl_utils import accelerate as acceleration
+from cleanrl_utils import checkpoint as checkpoints
+from cleanrl_utils import crash, provenance, ranks, stop
+from cleanrl_utils.accelerate import accelerate  # noqa: F401 (this and others like it: the files call run.accelerate)
+from cleanrl_utils.checkpoint import checkpoint_due, save_checkpoint  # noqa: F401
+from cleanrl_utils.checks import check, option
+from cleanrl_utils.commands import tool
+from cleanrl_utils.env_errors import explain_env_error  # noqa: F401
 from cleanrl_utils.evaluate import SEED_OFFSET, evaluate
-from cleanrl_utils.memory import fit  # noqa: F401 (and this as run.fit)
-from cleanrl_utils.provenance import provenance
-from cleanrl_utils.snapshot import restore_snapshot, take_snapshot
+from cleanrl_utils.lock import lock, unlock
+from cleanrl_utils.memory import place_buffer  # noqa: F401
+from cleanrl_utils.restore import load, restore  # noqa: F401
+from cleanrl_utils.snapshot import take_snapshot  # noqa: F401
 
 # What a resumed run may not change: its checkpoint would no longer fit, or the flag would have no effect.
 FIXED_ON_RESUME = ("env_id", "exp_name", "seed", "num_envs", "buffer_size", "n_atoms", "v_min", "v_max")
+# Flags that do not take part in the training: they may be given for a run that has nothing left to train.
+AFTER_TRAINING = ("save_model", "upload_model", "hf_entity", "capture_video", "cuda", "resume")
+AFTER_TRAINING += ("track", "wandb_project_name", "wandb_entity")
 
 
-def start(run_dir: str, args: Any, script: str, global_step: int) -> SummaryWriter:
-    """Make the run folder, start logging (from `global_step` on, when resuming) and explain crashes from now on."""
-    if args.upload_model:  # known before the training, not after it
-        from cleanrl_utils.huggingface import check_upload
+def prepare(args: Any, script: str) -> tuple[Any, dict | None]:
+    """Check the flags; with --resume, also read the arguments and the checkpoint of that run.
 
+    Flags on the command line win over the saved ones.
+    """
+    crash.hide_ctrl_c()
+    crash.forgive_closed_pipes()
+    if not args.resume:
+        check(args)
         check_upload(args)
+        return args, None
+    run_dir = args.resume
+    if not Path(run_dir, "args.json").exists():
+        sys.exit(f"--resume {run_dir}: not a run folder")
+    if ranks.is_first():
+        lock_or_exit(run_dir)
+    checkpoint = load(run_dir, script)
+    saved = saved_args(type(args), checkpoint["args"], run_dir)
+    args = tyro.cli(type(args), default=saved)
+    check(args)
+    check_upload(args)
+    for flag in FIXED_ON_RESUME:
+        value = getattr(saved, flag, None)
+        if getattr(args, flag, None) != value:
+            sys.exit(f"--resume {run_dir}: {option(flag)} is {value} there and cannot change; start a new run")
+    args = settle_finished(args, saved, checkpoint["global_step"])
+    checkpoint["run_dir"] = run_dir
+    checkpoint["changed"] = [name for name, value in vars(args).items() if value != getattr(saved, name)]
+    return args, checkpoint
+
+
+def check_upload(args: Any) -> None:
+    """Whether the model can be uploaded is better known before the training than after it."""
+    if args.upload_model and ranks.is_first():
+        from cleanrl_utils import huggingface
+
+        huggingface.check_upload(args)
+
+
+def saved_args(args_class: type, values: dict, run_dir: str) -> Any:
+    """The arguments of a checkpoint as those of the file, which may have got and lost some since."""
+    fields = [field.name for field in dataclasses.fields(args_class)]
+    lost = [option(name) for name in values if name not in fields]
+    new = [option(name) for name in fields if name not in values]
+    changes = [f"it no longer has {', '.join(lost)}"] if lost else []
+    changes += [f"it now has {', '.join(new)}"] if new else []
+    if changes and ranks.is_first():
+        print(f"--resume {run_dir}: the file has changed since: {', and '.join(changes)}", file=sys.stderr)
+    return args_class(**{name: value for name, value in values.items() if name in fields})
+
+
+def settle_finished(args: Any, saved: Any, global_step: int) -> Any:
+    """The arguments to go on with. A run that has nothing left to train keeps those that it was trained with."""
+    if global_step < final_step(args):
+        return args
+    if final_step(args) < final_step(saved):
+        sys.exit(f"--total-timesteps {args.total_timesteps}: the run is at step {global_step} already")
+    given = {name: getattr(args, name) for name in AFTER_TRAINING}
+    line = f"{args.resume} is complete at step {global_step}: nothing is left to train (more --total-timesteps go on)"
+    settled = dataclasses.replace(saved, **given)
+    without_effect = [option(name) for name, value in vars(args).items() if value != getattr(settled, name)]
+    if without_effect:
+        line += f"; without effect: {', '.join(without_effect)}"
+    if ranks.is_first():
+        print(line)
+    return settled
+
+
+def final_step(args: Any) -> int:
+    """The step at which the training ends: it takes all environments, and whole rollouts, at a time."""
+    steps = args.num_envs * getattr(args, "num_steps", 1)
+    return args.total_timesteps // steps * steps
+
+
+def lock_or_exit(run_dir: str) -> None:
+    try:
+        lock(run_dir)
+    except OSError as error:
+        sys.exit(f"cannot write the run folder {run_dir}: {error.strerror}")
+
+
+def start(run_dir: str, args: Any, script: str, global_step: int) -> SummaryWriter | None:
+    """Make the run folder, start logging (from `global_step` on, when resuming), and heed signals from now on.
+
+    Returns nothing in the processes of torchrun that do not write.
+    """
+    if not ranks.is_first():
+        stop.install()
+        checkpoints.start_clock()
+        return None
     if not args.resume and os.path.exists(f"{run_dir}/args.json"):
         sys.exit(f"{run_dir} is taken by a run started in the same second; start again")
+    goes_on = global_step < final_step(args)
     try:
         os.makedirs(run_dir, exist_ok=True)
-        copy = Path(run_dir, Path(script).name)
-        if not copy.exists():
-            shutil.copy(script, copy)
-        elif copy.read_bytes() != Path(script).read_bytes():
-            print(f"{script} has changed since the run began; its copy in {run_dir} stays the old one", file=sys.stderr)
-        Path(run_dir, "args.json").write_text(json.dumps(vars(args), indent=2))
-        Path(run_dir, "provenance.json").write_text(json.dumps(provenance(script), indent=2))
-        if note := os.environ.get("CLEANRL_RUN_DIR_FILE"):  # cleanrl_utils.benchmark asks where the run is
+        lock_or_exit(run_dir)
+        copy_script(script, run_dir)
+        if goes_on:  # else both tell of the training that was
+            provenance.write_json(Path(run_dir, "args.json"), vars(args))
+            provenance.add_session(run_dir, script, args, global_step)
+        note = os.environ.get("CLEANRL_RUN_DIR_FILE")
+        if note:  # cleanrl_utils.benchmark asks where the run is
             Path(note).write_text(run_dir)
     except OSError as error:
         sys.exit(f"cannot write the run folder {run_dir}: {error.strerror}")
-    sys.excepthook = explain_crash(run_dir, script)
-    threading.excepthook = explain_thread_crash
+    crash.install(run_dir, script)
     if args.track:
         start_wandb(run_dir, args)
     # After a kill there may be events beyond the checkpoint: TensorBoard discards those from `purge_step` on
     writer = SummaryWriter(run_dir, purge_step=global_step + 1 if global_step else None, max_queue=1000)
-    rows = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
-    writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", global_step)
+    if goes_on:
+        rows = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
+        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", global_step)
+    checkpoints.start_clock()
+    stop.install()
     return writer
+
+
+def copy_script(script: str, run_dir: str) -> None:
+    """Keep the algorithm file as it was when the run began."""
+    copy = Path(run_dir, Path(script).name)
+    if not copy.exists():
+        shutil.copy(script, copy)
+    elif copy.read_bytes() != Path(script).read_bytes():
+        print(f"{script} has changed since the run began; its copy in {run_dir} stays the old one", file=sys.stderr)
 
 
 def start_wandb(run_dir: str, args: Any) -> None:
@@ -86,202 +184,23 @@ def start_wandb(run_dir: str, args: Any) -> None:
         sys.exit(f"--track: {error} Without an account, set WANDB_MODE=offline.")
 
 
-def tool(name: str) -> str:
-    """How to call a program of this environment from the shell: by its name only if the environment is active."""
-    path = Path(sys.executable).with_name(name)
-    return name if shutil.which(name) == str(path) or not path.exists() else os.path.relpath(path)
-
-
-# The extra of this project that brings a module.
-EXTRAS = {"ale_py": "atari", "cv2": "atari", "stable_baselines3": "atari", "shimmy": "dm_control"}
-EXTRAS |= {"other": "atari"}  # what gymnasium says of a missing OpenCV
-EXTRAS |= {name: name for name in ("envpool", "mujoco", "dm_control", "box2d")}
-
-
-def is_atari(game: str) -> bool:
-    """Whether ale_py, if it is there, has the game: another id that ends in -v5 may be a slip of the pen."""
-    if importlib.util.find_spec("ale_py"):
-        importlib.import_module("ale_py")  # registers its games
-    return f"{game}NoFrameskip-v4" in gym.registry
-
-
-def atari_file() -> str:
-    """The file for Atari games that is related to the one that runs."""
-    script = Path(sys.argv[0])
-    related = script.with_name(f"{script.stem.split('_')[0]}_atari.py")
-    return related.name if related.exists() else "ppo_atari.py"
-
-
-def advice(env_id: str, error: Exception) -> str:
-    """Why an environment cannot be made, in a line that says what to do."""
-    missing = re.search(r"No module named '(\w+)|gymnasium\[([\w-]+)\]|Namespace (dm_control) not", str(error))
-    if missing and missing[1] in (*EXTRAS, None):  # another module is the user's own
-        module = missing[missing.lastindex]
-        return f'its extra is not installed: pip install "cleanrl[{EXTRAS.get(module, module)}]"'
-    unknown = isinstance(error, gym.error.NameNotFound | gym.error.NamespaceNotFound | gym.error.VersionNotFound)
-    game = re.sub("^ALE/|NoFrameskip-v4$|-v5$", "", env_id)
-    if unknown and env_id == f"{game}-v5" and is_atari(game):
-        return f"an id of EnvPool, for ppo_atari_envpool.py; in gymnasium the game is {game}NoFrameskip-v4"
-    if unknown and env_id not in (game, f"{game}-v5"):
-        known = is_atari(game) or not importlib.util.find_spec("ale_py")
-        return f"an Atari game, for {atari_file()}" if known else "no such Atari game"
-    if "list_all_envs" in str(error):
-        return "no game of EnvPool; those have ids like Breakout-v5. Ids of gymnasium are for ppo_atari.py"
-    if re.search("libEGL|libOpenGL", str(error)):
-        return "EnvPool needs two libraries of the system, on Debian: apt-get install libegl1 libopengl0"
-    if "'episodic_life'" in str(error):
-        return "no Atari game; those have ids like Breakout-v5"
-    if "'obs_type'" in str(error):
-        return "no Atari game; those have ids like BreakoutNoFrameskip-v4, or ALE/Breakout-v5 with sticky actions"
-    return " ".join(str(error).split())
-
-
-def disk_is_full(error: BaseException | None) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-
-
-def explain_thread_crash(crash: threading.ExceptHookArgs) -> None:
-    """Leave a full disk to the main thread, where TensorBoard's writer raises it again."""
-    if not disk_is_full(crash.exc_value):
-        threading.__excepthook__(crash)
-
-
-def explain_crash(run_dir: str, script: str) -> Callable:
-    """An exception hook: no traceback for Ctrl+C, a full disk or a diverged run, and always how to go on."""
-
-    def hook(kind: type, error: BaseException, traceback: Any) -> None:
-        if not disk_is_full(error) and not issubclass(kind, KeyboardInterrupt | FloatingPointError):
-            sys.__excepthook__(kind, error, traceback)
-        reason = "interrupted" if kind is KeyboardInterrupt else f"{error}"
-        checkpoint = Path(run_dir, "checkpoint.pt")
-        if checkpoint.exists():
-            step = torch.load(checkpoint, weights_only=False, mmap=True)["global_step"]  # without reading the rest
-            world = os.environ.get("WORLD_SIZE")  # under torchrun
-            program = f"{tool('torchrun')} --standalone --nproc_per_node={world}" if world else tool("python")
-            command = f"{program} {os.path.relpath(script)} --resume {run_dir}"
-            advice = f"the last checkpoint is of step {step}: {command}"
-        else:
-            advice = "there was no checkpoint yet"
-        print(f"\nstopped: {reason}; {advice}", file=sys.stderr)
-
-    return hook
-
-
-def checkpoint_due(args: Any, global_step: int, steps: int) -> bool:
-    """Whether the last `steps` steps crossed a multiple of the checkpoint frequency, or ended the run."""
-    frequency = args.checkpoint_frequency
-    return frequency > 0 and (global_step % frequency < steps or global_step + steps > args.total_timesteps)
-
-
-def save_checkpoint(
-    run_dir: str, args: Any, script: str, envs: Any, writer: SummaryWriter, state: dict, **stateful: Any
-) -> None:
-    """Write all that resuming needs aside, then rename it into place: a kill at any moment leaves the last good one."""
-    writer.flush()  # the curve up to here is on disk before the checkpoint that continues it
-    checkpoint = {
-        "script": Path(script).name,
-        "args": vars(args) | {"resume": None},
-        "envs": take_snapshot(envs),
-        "random": random.getstate(),
-        "numpy_random": np.random.get_state(),
-        "torch_random": torch.get_rng_state(),
-        "cuda_random": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        **state,
-        **{name: x.state_dict() for name, x in stateful.items()},
-    }
-    path = Path(run_dir, "checkpoint.pt")
-    aside = path.with_suffix(".tmp")
-    try:
-        with open(aside, "wb") as file:
-            save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def save(checkpoint: dict, file: BinaryIO) -> None:
-    """torch.save, which by itself turns a full disk into an error that does not say so."""
-    errors = []
-
-    def write(data: bytes) -> int:
-        try:
-            return file.write(data)
-        except OSError as error:
-            errors.append(error)
-            raise
-
-    try:
-        torch.save(checkpoint, types.SimpleNamespace(write=write, flush=file.flush))
-    except Exception as error:
-        raise (errors or [error])[0] from None
-    if errors:
-        raise errors[0]
-
-
-def load_checkpoint(run_dir: str, script: str, args_class: type) -> tuple[Any, dict]:
-    """The arguments and the last checkpoint of a run of `script`; flags on the command line win over saved ones.
-
-    Like any pickle, a checkpoint can execute code when it is loaded: resume only runs you trust.
-    """
-    path, name = Path(run_dir, "checkpoint.pt"), Path(script).name
-    if not Path(run_dir, "args.json").exists():
-        sys.exit(f"--resume {run_dir}: not a run folder")
-    if not path.exists():
-        sys.exit(f"--resume {run_dir}: the run has no checkpoint yet; start it again")
-    try:
-        checkpoint = torch.load(path, weights_only=False, map_location="cpu", mmap=True)  # a replay buffer is large
-    except Exception as error:  # a damaged file raises whatever its damage leads to
-        sys.exit(f"--resume {run_dir}: cannot read checkpoint.pt: {error}")
-    if checkpoint["script"] != name:
-        sys.exit(f"--resume {run_dir}: a run of {checkpoint['script']}, not of {name}; resume it with that script")
-    saved = args_class(**checkpoint["args"])
-    args = tyro.cli(args_class, default=saved)
-    for flag in FIXED_ON_RESUME:
-        if getattr(args, flag, None) != getattr(saved, flag, None):
-            option = flag.replace("_", "-")
-            sys.exit(
-                f"--resume {run_dir}: --{option} is {getattr(saved, flag)} there and cannot change; start a new run"
-            )
-    return args, checkpoint
-
-
-def restore(checkpoint: dict, envs: Any, **stateful: Any) -> tuple:
-    """Put everything back as it was at the checkpoint; returns global_step, next_obs and recent_returns."""
-    for name, x in stateful.items():
-        rates = [group["lr"] for group in getattr(x, "param_groups", [])]  # tensors that the script sets: they stay
-        x.load_state_dict(checkpoint[name])
-        for group, rate in zip(getattr(x, "param_groups", []), rates, strict=True):
-            group["lr"] = rate
-    global_step, next_obs = checkpoint["global_step"], checkpoint["next_obs"]
-    if checkpoint["envs"] is not None:
-        restore_snapshot(envs, checkpoint["envs"])
-    else:
-        print("these environments cannot be saved: their episodes start again", file=sys.stderr)
-        if isinstance(envs, list):  # EnvPool's, which take their seeds when they are made
-            next_obs = np.concatenate([pool.reset()[0] for pool in envs])
-        else:
-            next_obs, _ = envs.reset(seed=checkpoint["args"]["seed"] + global_step)
-    random.setstate(checkpoint["random"])
-    np.random.set_state(checkpoint["numpy_random"])
-    torch.set_rng_state(checkpoint["torch_random"])
-    if torch.cuda.is_available() and checkpoint["cuda_random"]:
-        torch.cuda.set_rng_state_all(checkpoint["cuda_random"])
-    return global_step, next_obs, checkpoint["recent_returns"]
-
-
 def finish(
     run_dir: str, args: Any, writer: SummaryWriter, make_envs: Callable, load_policy: Callable, recent_returns: list
 ) -> None:
     """Evaluate the saved model, upload it where asked, and say where everything is."""
+    stop.stop_at_once(f"the training is complete, and --resume {run_dir} evaluates it")
+    acceleration.last_audit()
+    acceleration.proofs.report(acceleration.replayed)
+    provenance.note_step(run_dir, max(final_step(args), checkpoints.last_step(run_dir) or 0))
     lines, failed = {"run": run_dir}, False
     if recent_returns:
         lines["training"] = f"mean return {np.mean(recent_returns):.2f} over the last {len(recent_returns)} episodes"
     if args.save_model:
-        lines["model"] = f"{run_dir}/{args.exp_name}.safetensors"
+        model_path = f"{run_dir}/{args.exp_name}.safetensors"
+        make_readable(model_path)
+        lines["model"] = model_path
         result = evaluate(
-            lines["model"],
+            model_path,
             args.env_id,
             make_envs,
             load_policy,
@@ -311,6 +230,15 @@ def finish(
                 wandb.log({name: wandb.Video(str(video), format="mp4")})
     lines["curves"] = f"{tool('tensorboard')} --logdir {Path(run_dir).parent}"
     print("\n" + "\n".join(f"{name + ':':<11} {line}" for name, line in lines.items()))
+    unlock(run_dir)
+    stop.uninstall()
     if failed:
         writer.close()
         sys.exit("the upload failed, see above; the run is complete")
+
+
+def make_readable(model_path: str) -> None:
+    """Give the model the mode of any new file; safetensors lets only its owner read it."""
+    umask = os.umask(0)
+    os.umask(umask)
+    os.chmod(model_path, 0o666 & ~umask)

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT
@@ -11,14 +12,14 @@ from test_ppo_atari import assert_one_clear_line, needs_atari
 from cleanrl import dqn, dqn_atari
 from cleanrl_utils import memory
 
-VECTORS, PIXELS = (4, 4, 1, 1, 1), (4, 4, 1, 1, 1)  # what dqn.py and dqn_atari.py give for CartPole and any game
+VECTORS, PIXELS = (4, 1), (4, 1)  # what dqn.py gives for CartPole, and dqn_atari.py for a stack of 4 frames
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
 
 class Buffer:
     """A kilobyte a row. It remembers its device, but is never there: tests run without a GPU."""
 
-    def __init__(self, size, widths, device):
+    def __init__(self, size, obs_dim, action_dim, device):
         self.device, self.rows = device, torch.zeros((size, 256), device="meta")
 
 
@@ -38,47 +39,71 @@ def machine(monkeypatch):
 
 def test_buffer_is_on_the_gpu_if_there_is_room(machine, capsys):
     machine(free=0, on_gpu=1024 * 1000 / memory.GPU_SHARE + 5000)
-    assert memory.fit(Buffer, 1000, VECTORS, CUDA).device == CUDA
+    assert memory.place_buffer(Buffer, 1000, *VECTORS, CUDA).device == CUDA
     assert capsys.readouterr().out == ""
 
 
 def test_buffer_that_leaves_the_gpu_too_little_is_kept_in_the_memory_of_the_machine(machine, capsys):
     machine(free=1024 * 1000, on_gpu=1024 * 1100)  # it would fit, but networks and graphs need room as well
-    assert memory.fit(Buffer, 1000, VECTORS, CUDA).device == CPU
+    assert memory.place_buffer(Buffer, 1000, *VECTORS, CUDA).device == CPU
     out = capsys.readouterr().out
     assert "(0.0 GB) does not fit on the GPU" in out and len(out.splitlines()) == 1
 
 
 def test_buffer_that_fits_nowhere_is_an_error_on_a_machine_with_a_gpu_as_well(machine):
     machine(free=1024 * 500, on_gpu=1024 * 500)
-    with pytest.raises(ValueError, match="--buffer-size 1000 takes 0.0 GB.*at most 500 fit"):
-        memory.fit(Buffer, 1000, VECTORS, CUDA)
+    with pytest.raises(SystemExit, match="--buffer-size 1000 takes 0.0 GB.*at most 500 fit"):
+        memory.place_buffer(Buffer, 1000, *VECTORS, CUDA)
 
 
 def test_memory_of_the_gpu_does_not_matter_without_one(machine):
     machine(free=1024 * 1000, on_gpu=10**12)
-    assert memory.fit(Buffer, 1000, VECTORS, CPU).device == CPU
-    with pytest.raises(ValueError, match="at most 1000 fit"):
-        memory.fit(Buffer, 1001, VECTORS, CPU)
+    assert memory.place_buffer(Buffer, 1000, *VECTORS, CPU).device == CPU
+    with pytest.raises(SystemExit, match="at most 1000 fit"):
+        memory.place_buffer(Buffer, 1001, *VECTORS, CPU)
+
+
+class HalfBuffer(Buffer):
+    """Its rows are an array in the memory of the machine, half as large as its tensor."""
+
+    def __init__(self, size, obs_dim, action_dim, device):
+        super().__init__(size, obs_dim, action_dim, device)
+        self.numbers = np.zeros((size, 128), dtype=np.float32)
+
+
+def test_arrays_of_a_buffer_on_the_gpu_must_fit_into_the_memory_of_the_machine(machine):
+    machine(free=512 * 1000, on_gpu=10**12)
+    assert memory.place_buffer(HalfBuffer, 1000, *VECTORS, CUDA).device == CUDA
+    with pytest.raises(SystemExit, match="--buffer-size 1001 takes 0.0 GB.*at most 1000 fit"):
+        memory.place_buffer(HalfBuffer, 1001, *VECTORS, CUDA)
+    machine(free=1024 * 1500, on_gpu=0)
+    assert memory.place_buffer(HalfBuffer, 1000, *VECTORS, CUDA).device == CPU
+    with pytest.raises(SystemExit, match="at most 1000 fit"):
+        memory.place_buffer(HalfBuffer, 1001, *VECTORS, CUDA)
+
+
+def test_device_may_be_given_by_its_name(machine):
+    machine(free=10**9)
+    assert memory.place_buffer(Buffer, 1000, *VECTORS, device=CPU).device == CPU
 
 
 @pytest.mark.parametrize("free", [10e6, 50e6, 500e6])
-@pytest.mark.parametrize("file, widths", [(dqn, VECTORS), (dqn_atari, PIXELS)])
-def test_as_many_fit_as_the_error_says(machine, file, widths, free):
+@pytest.mark.parametrize("file, shape", [(dqn, VECTORS), (dqn_atari, PIXELS)])
+def test_as_many_fit_as_the_error_says(machine, file, shape, free):
     machine(free=free)
-    with pytest.raises(ValueError, match="at most") as error:
-        memory.fit(file.ReplayBuffer, 20_000_000, widths, CPU)
+    with pytest.raises(SystemExit, match="at most") as error:
+        memory.place_buffer(file.ReplayBuffer, 20_000_000, *shape, CPU)
     most = int(re.search(r"at most (\d+) fit", str(error.value))[1])
-    buffer = memory.fit(file.ReplayBuffer, most, widths, CPU)
-    assert len(buffer.rows) == most and buffer.rows.device == CPU
-    with pytest.raises(ValueError, match="at most"):
-        memory.fit(file.ReplayBuffer, int(1.01 * most) + 1, widths, CPU)
+    buffer = memory.place_buffer(file.ReplayBuffer, most, *shape, CPU)
+    assert len(buffer.rows) == most
+    with pytest.raises(SystemExit, match="at most"):
+        memory.place_buffer(file.ReplayBuffer, int(1.01 * most) + 1, *shape, CPU)
 
 
 def test_buffer_of_dqn_atari_is_counted_with_rows_and_frames(machine):
     machine(free=7.4e9)
-    with pytest.raises(ValueError, match="takes 7.4 GB, 7.4 GB of memory are free; at most 99"):
-        memory.fit(dqn_atari.ReplayBuffer, 1_000_000, PIXELS, CPU)
+    with pytest.raises(SystemExit, match="takes 7.4 GB, 7.4 GB of memory are free; at most 99"):
+        memory.place_buffer(dqn_atari.ReplayBuffer, 1_000_000, *PIXELS, CPU)
 
 
 # How much is free
@@ -160,11 +185,11 @@ def test_too_large_a_buffer_ends_the_run_with_one_line_and_leaves_nothing_on_dis
 
 CHECKPOINT = """
 import resource, sys, torch
-from cleanrl_utils import run
+from cleanrl_utils.checkpoint import save
 x = torch.randint(0, 255, (200_000_000,), dtype=torch.uint8)
 peaks = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]
 with open("checkpoint.pt", "wb") as file:
-    run.save({"x": x, "global_step": 7}, file)
+    save({"x": x, "global_step": 7}, file)
 peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 assert torch.load("checkpoint.pt", weights_only=False, mmap=True)["global_step"] == 7
 peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -1,0 +1,206 @@
+"""Checkpoints: all that a resumed run needs, in `RUN_DIR/checkpoint.pt`.
+
+A checkpoint holds the `state` of the script under the names that it has there, the arguments, and the states of the
+random generators. It is written aside and renamed into place, so that a kill at any moment leaves the last good one.
+"""
+
+import os
+import random
+import sys
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from cleanrl_utils import provenance, ranks, stop
+from cleanrl_utils.commands import resume_command
+from cleanrl_utils.lock import unlock
+from cleanrl_utils.snapshot import take_snapshot
+
+MINUTES = 10  # at most so much work is lost when a run is killed
+OURS = {"script", "args", "random", "numpy_random", "torch_random", "cuda_random"}  # what is not the script's state
+last_saved = time.monotonic()
+
+
+# When
+
+
+def start_clock() -> None:
+    """The ten minutes until the next checkpoint begin now."""
+    global last_saved
+    last_saved = time.monotonic()
+
+
+def checkpoint_due(args: Any, global_step: int, steps: int) -> bool:
+    """Whether to save now, after the last `steps` steps.
+
+    That is if they crossed a multiple of --checkpoint-frequency or ended the run, if ten minutes have passed since the
+    last checkpoint, or if the run was asked to stop. With a frequency of 0, only the latter counts.
+    """
+    is_late = time.monotonic() - last_saved > 60 * MINUTES
+    if ranks.are_connected():
+        stop.install()  # `start` has done this already, but not in every process
+        stop.requested, is_late = ranks.largest([stop.requested, is_late])
+    if stop.requested:
+        return True
+    frequency = args.checkpoint_frequency
+    if frequency == 0:
+        return False
+    return bool(is_late) or global_step % frequency < steps or global_step + steps > args.total_timesteps
+
+
+# Save
+
+
+def save_checkpoint(run_dir: str, args: Any, script: str, writer: SummaryWriter | None, state: dict) -> None:
+    """Save the state whole. If the run was asked to stop, it ends here.
+
+    With several processes all of them call this, as all of them end here; the first one alone writes.
+    """
+    if not ranks.is_first():
+        if stop.requested:
+            sys.exit()  # with success: torchrun then leaves the first process the time to save
+        start_clock()
+        return
+    global_step = state["global_step"]
+    saved = {name: saved_form(name, value) for name, value in state.items()}
+    broken = find_broken(state, saved)
+    if broken:
+        raise FloatingPointError(f"{broken} is not finite at global_step={global_step}")
+    saved["script"] = Path(script).name
+    saved["args"] = vars(args) | {"resume": None}
+    saved["random"] = random.getstate()
+    saved["numpy_random"] = np.random.get_state()
+    saved["torch_random"] = torch.get_rng_state()
+    saved["cuda_random"] = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    writer.flush()  # the curve up to here is on disk before the checkpoint that continues it
+    write(Path(run_dir), saved, global_step)
+    start_clock()
+    if stop.requested:
+        unlock(run_dir)
+        command = resume_command(run_dir, script)
+        stop.end(f"stopped by {stop.NAMES[stop.requested]}: step {global_step} is saved. Go on with: {command}")
+
+
+def write(run_dir: Path, checkpoint: dict, global_step: int) -> None:
+    path = run_dir / "checkpoint.pt"
+    aside = run_dir / "checkpoint.tmp"
+    try:
+        with open(aside, "wb") as file:
+            save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        # Before the checkpoint is in place: of a kill between the two, a model that seems old is the lesser evil
+        provenance.note_step(run_dir, global_step)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def saved_form(name: str, value: Any) -> Any:
+    """What a checkpoint holds of a value in the state."""
+    if name == "envs":
+        return take_snapshot(value)
+    if hasattr(value, "state_dict"):
+        value = value.state_dict()
+    return compact(value)
+
+
+def compact(value: Any) -> Any:
+    """The value without the rest of the memory that its tensors are views of, which would be saved as well."""
+    if isinstance(value, torch.Tensor):
+        is_view = value.untyped_storage().nbytes() > value.nbytes
+        return value.clone() if is_view else value
+    if type(value) is dict:
+        return {key: compact(x) for key, x in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(compact(x) for x in value)
+    return value
+
+
+def find_broken(state: dict, saved: dict) -> str | None:
+    """The name of a tensor that must not be in a checkpoint, since no training goes on from it.
+
+    Parameters and what an optimizer knows are finite. Other tensors may be infinite, such as a mask, but never NaN.
+    """
+    for name, value in state.items():
+        if isinstance(value, torch.nn.Module):
+            broken = find_tensor(name, dict(value.named_parameters()), is_not_finite)
+            broken = broken or find_tensor(name, dict(value.named_buffers()), has_nan)
+        elif isinstance(value, torch.optim.Optimizer):
+            broken = find_tensor(name, saved[name]["state"], is_not_finite)
+        elif name != "envs":
+            broken = find_tensor(name, saved[name], has_nan)
+        else:
+            broken = None
+        if broken:
+            return broken
+    return None
+
+
+def is_not_finite(x: torch.Tensor) -> bool:
+    return not x.isfinite().all()
+
+
+def has_nan(x: torch.Tensor) -> bool:
+    return bool(x.isnan().any())
+
+
+def find_tensor(name: str, value: Any, is_broken: Callable) -> str | None:
+    """The name of the first tensor or array of floating point numbers for which `is_broken` holds."""
+    if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.floating):
+        value = torch.from_numpy(value.copy())  # which PyTorch wants to be writable and in order
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        parts = value.detach().flatten().split(10_000_000)  # in parts, as a replay buffer is large
+        return name if any(is_broken(part) for part in parts) else None
+    if isinstance(value, list | tuple):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        for key, x in value.items():
+            broken = find_tensor(f"{name}.{key}", x, is_broken)
+            if broken:
+                return broken
+    return None
+
+
+def save(checkpoint: dict, file: BinaryIO) -> None:
+    """torch.save, which by itself turns a full disk into an error that does not say so."""
+    errors = []
+
+    def write(data: bytes) -> int:
+        try:
+            return file.write(data)
+        except OSError as error:
+            errors.append(error)
+            raise
+
+    try:
+        torch.save(checkpoint, types.SimpleNamespace(write=write, flush=file.flush))
+    except Exception as error:
+        raise (errors or [error])[0] from None
+    if errors:
+        raise errors[0]
+
+
+# How far
+
+
+def last_step(run_dir: str | Path) -> int | None:
+    """How far the training of a run is known to have got: the global_step of its last checkpoint, or of its end.
+
+    A model whose metadata says a smaller `global_step` is older than its run. Before its first checkpoint a run is at
+    step 0, or at the step from which it was resumed. None for a run from before steps were noted. Only JSON is read,
+    nothing is executed.
+    """
+    step = provenance.read(run_dir).get("global_step")
+    return step if isinstance(step, int) else None
+
+
+def saved_step(run_dir: str | Path) -> int:
+    """The step of the checkpoint itself, without reading the rest of it; it is a pickle, see `restore.load`."""
+    return torch.load(Path(run_dir, "checkpoint.pt"), weights_only=False, map_location="cpu", mmap=True)["global_step"]

@@ -1,0 +1,117 @@
+"""Why an environment cannot be made, in a line that says what to do.
+
+Only mistakes of the user are explained: a wrong id, a package that is not installed, actions of the wrong kind. A bug
+in somebody's own environment keeps its traceback, which shows where the bug is.
+"""
+
+import importlib.util
+import re
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+
+import gymnasium as gym
+
+# The extra of this project that brings a module.
+EXTRAS = {
+    "ale_py": "atari",
+    "cv2": "atari",
+    "stable_baselines3": "atari",
+    "other": "atari",  # what gymnasium says of a missing OpenCV
+    "shimmy": "dm_control",
+    "dm_control": "dm_control",
+    "envpool": "envpool",
+    "mujoco": "mujoco",
+    "box2d": "box2d",
+}
+# Libraries whose errors are about how they are used: an error from inside any other code is a bug there.
+LIBRARIES = {"gymnasium", "ale_py", "cv2", "stable_baselines3", "shimmy", "dm_control", "dm_env", "envpool", "mujoco"}
+LIBRARIES |= {"Box2D", "pygame", "moviepy", "numpy"}
+MISTAKES = (gym.error.Error, AssertionError, ImportError, TypeError, ValueError, OSError)
+
+
+def explain_env_error(env_id: str, error: Exception) -> str:
+    """What to do about an error of `make_envs`; raises the error again if it is a bug and not a mistake of the user."""
+    line = advice(env_id, error)
+    if line is None:
+        if not isinstance(error, MISTAKES) or comes_from_foreign_code(error):
+            raise error
+        line = " ".join(str(error).split())
+    return f"cannot train on {env_id}: {line}"
+
+
+def comes_from_foreign_code(error: BaseException) -> bool:
+    """Whether a line of something else than the script, Python or a library took part in the error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if any(is_foreign(frame.filename) for frame in frames):
+        return True
+    if frames and is_script(frames[-1].filename) and isinstance(error, TypeError | AssertionError):
+        return True  # a slip in the script itself; what it raises on purpose is a ValueError
+    earlier = error.__cause__ or error.__context__  # gymnasium raises some errors once more, in other words
+    return earlier is not None and comes_from_foreign_code(earlier)
+
+
+def is_foreign(filename: str) -> bool:
+    path = Path(filename)
+    for folder in ("purelib", "platlib"):
+        packages = Path(sysconfig.get_path(folder))
+        if path.is_relative_to(packages):
+            return path.relative_to(packages).parts[0] not in LIBRARIES
+    is_python = filename.startswith("<") or path.is_relative_to(sysconfig.get_path("stdlib"))
+    return not is_python and not is_script(filename)
+
+
+def is_script(filename: str) -> bool:
+    return Path(filename).resolve() == Path(sys.argv[0]).resolve()
+
+
+def advice(env_id: str, error: Exception) -> str | None:
+    """What to do about the errors that users meet most; None about any other."""
+    text = str(error)
+    missing = re.search(r"No module named '(\w+)", text) or re.search(r"gymnasium\[([\w-]+)\]", text)
+    if missing and missing[1] in EXTRAS:  # another module is the user's own
+        return f'its extra is not installed: pip install "cleanrl[{EXTRAS[missing[1]]}]"'
+    if missing and missing[0].startswith("gymnasium["):
+        return f'its extra is not installed: pip install "cleanrl[{missing[1]}]"'
+    if "Namespace dm_control not" in text:
+        if is_mentioned_by_script("shimmy"):  # which brings these environments: this file is for them
+            return 'its extra is not installed: pip install "cleanrl[dm_control]"'
+        return "its actions are continuous; that is for ppo_continuous_action.py, not for a file with discrete actions"
+    unknown = isinstance(error, gym.error.NameNotFound | gym.error.NamespaceNotFound | gym.error.VersionNotFound)
+    game = re.sub("^ALE/|NoFrameskip-v4$|-v5$", "", env_id)
+    if unknown and env_id == f"{game}-v5" and is_atari(game):
+        return f"an id of EnvPool, for ppo_atari_envpool.py; in gymnasium the game is {game}NoFrameskip-v4"
+    if unknown and env_id not in (game, f"{game}-v5"):
+        known = is_atari(game) or not importlib.util.find_spec("ale_py")
+        return f"an Atari game, for {atari_file()}" if known else "no such Atari game"
+    if "list_all_envs" in text:
+        return "no game of EnvPool; those have ids like Breakout-v5. Ids of gymnasium are for ppo_atari.py"
+    if re.search("libEGL|libOpenGL", text):
+        return "EnvPool needs two libraries of the system, on Debian: apt-get install libegl1 libopengl0"
+    if "'episodic_life'" in text:
+        return "no Atari game; those have ids like Breakout-v5"
+    if "'obs_type'" in text:
+        return "no Atari game; those have ids like BreakoutNoFrameskip-v4, or ALE/Breakout-v5 with sticky actions"
+    return None
+
+
+def is_atari(game: str) -> bool:
+    """Whether ale_py, if it is there, has the game: another id that ends in -v5 may be a slip of the pen."""
+    if importlib.util.find_spec("ale_py"):
+        importlib.import_module("ale_py")  # registers its games
+    return f"{game}NoFrameskip-v4" in gym.registry
+
+
+def is_mentioned_by_script(word: str) -> bool:
+    try:
+        return word in Path(sys.argv[0]).read_text()
+    except OSError:
+        return False
+
+
+def atari_file() -> str:
+    """The file for Atari games that is related to the one that runs."""
+    script = Path(sys.argv[0])
+    related = script.with_name(f"{script.stem.split('_')[0]}_atari.py")
+    return related.name if related.exists() else "ppo_atari.py"
