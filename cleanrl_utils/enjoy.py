@@ -5,7 +5,8 @@ Usage:
     python -m cleanrl_utils.enjoy RUN_DIR
 
 By name it takes the newest run of that name in runs/ that has a model, and looks on the hub if there is none, or if
---hf-entity says where. What comes from the hub is never executed: see cleanrl_utils/huggingface.py.
+--hf-entity says where. What comes from the hub is never executed: see cleanrl_utils/huggingface.py. The score says to
+which step the policy was trained; if its run has gone on since, a warning says so.
 """
 
 import difflib
@@ -17,7 +18,8 @@ from typing import Annotated
 import gymnasium as gym
 import tyro
 
-from cleanrl_utils.evaluate import SEED_OFFSET, Evaluation, evaluate, load_run
+from cleanrl_utils.checkpoint import last_step
+from cleanrl_utils.evaluate import MAX_EPISODE_STEPS, SEED_OFFSET, Evaluation, describe_age, evaluate, load_run
 from cleanrl_utils.huggingface import ALGORITHMS, HubError, load_pulled, pull_from_hub, repository
 
 
@@ -52,6 +54,7 @@ def main(
     capture_video: bool = False,
     stochastic: bool = False,
     show_source: bool = False,
+    max_episode_steps: int = MAX_EPISODE_STEPS,
     cuda: bool = True,
 ) -> None:
     """Watch a trained policy play: from a run folder or from the Hugging Face Hub.
@@ -67,10 +70,13 @@ def main(
         capture_video: record the episodes of the first environment
         stochastic: sample actions as in training instead of taking the most likely ones
         show_source: print how the algorithm file in the repository differs from the one here, and stop
+        max_episode_steps: cut an episode off after so many steps
         cuda: use the GPU when there is one
     """
     if eval_episodes < 1:
         sys.exit("--eval-episodes must be at least 1")
+    if max_episode_steps < 1:
+        sys.exit("--max-episode-steps must be at least 1")
     if not run_dir and not hf_repository and not (exp_name and env_id):
         sys.exit("name a policy: RUN_DIR, or --exp-name and --env-id, or --hf-repository")
     claimed = None
@@ -79,6 +85,9 @@ def main(
         if local:
             name, video_dir = str(local), local / "evaluation"
             args, module, model_path = load_run(local)
+            age = describe_age(local, model_path)
+            if age:
+                print(f"warning: {age}", file=sys.stderr)
         else:
             name = hf_repository or repository(hf_entity or "cleanrl", env_id, exp_name, seed)
             folder, video_dir = pull_from_hub(name), Path("runs", "enjoy", name.replace("/", "_"))
@@ -102,7 +111,10 @@ def main(
             deterministic=not stochastic,
             video_dir=video_dir if capture_video else None,
             device=None if cuda else "cpu",
+            max_episode_steps=max_episode_steps,
         )
+        if local:
+            result.run_step = last_step(local)
     except (HubError, OSError, ImportError, ValueError, gym.error.Error) as error:
         sys.exit(f"cannot play: {' '.join(str(error).split())}")
     print(f"policy:  {name}")
@@ -117,7 +129,11 @@ def read_scores(path: Path) -> Evaluation | None:
     """What a repository says its policy scores."""
     try:
         scores = json.loads(path.read_text())
-        return Evaluation([float(x) for x in scores["returns"]], [int(x) for x in scores["lengths"]])
+        result = Evaluation([float(x) for x in scores["returns"]], [int(x) for x in scores["lengths"]])
+        for name in ("num_cut_off", "max_episode_steps", "global_step", "run_step"):  # what older ones do not say
+            if scores.get(name) is not None:
+                setattr(result, name, int(scores[name]))
+        return result
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -5,6 +5,9 @@ Usage:
 
 Works for every algorithm file that has `make_envs` and `load_policy`: same wrappers and observation statistics as in
 training, raw returns. The algorithm is the copy of its source in the run folder, i.e. exactly what was trained.
+
+The result says to which step the model was trained; if the run has gone on since, a warning says so. An episode that
+does not end is cut off, and counts with its return so far.
 """
 
 import importlib.util
@@ -24,7 +27,10 @@ import gymnasium as gym
 import numpy as np
 import torch
 import tyro
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+
+from cleanrl_utils.checkpoint import last_step
+from cleanrl_utils.snapshot import end_games, layers, stop_filming
 
 if sys.platform == "linux" and not os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}:
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame films without a screen, but complains about its absence
@@ -35,6 +41,8 @@ if sys.platform == "linux" and not os.environ.keys() & {"DISPLAY", "WAYLAND_DISP
 warnings.filterwarnings("ignore", message=".*Overwriting existing videos")
 
 SEED_OFFSET = 1_000_000  # evaluation episodes start where training episodes did not
+MAX_EPISODE_STEPS = 108_000  # as many as an Atari game has frames in the half hour that papers let it last
+MAX_FILM_BYTES = 4e9  # the frames of a film are kept in memory until it is written
 
 
 @dataclass
@@ -43,6 +51,14 @@ class Evaluation:
 
     returns: list[float]
     lengths: list[int]
+    num_cut_off: int = 0
+    """how many of the episodes did not end by themselves"""
+    max_episode_steps: int = MAX_EPISODE_STEPS
+    """after so many steps they were cut off"""
+    global_step: int | None = None
+    """the step to which the model was trained, where the model says so"""
+    run_step: int | None = None
+    """the step that its run has reached, where it is known"""
 
     @property
     def mean(self) -> float:
@@ -61,10 +77,15 @@ class Evaluation:
 
     def __str__(self) -> str:
         low, high = self.interval
-        return (
-            f"mean return {self.mean:.2f}, std {self.std:.2f}, 95% interval of the mean [{low:.2f}, {high:.2f}], "
-            f"{len(self.returns)} episodes"
-        )
+        text = f"mean return {self.mean:.2f}, std {self.std:.2f}, 95% interval of the mean [{low:.2f}, {high:.2f}]"
+        text += f", {len(self.returns)} episodes"
+        if self.num_cut_off:
+            text += f" ({self.num_cut_off} cut off after {self.max_episode_steps} steps)"
+        if self.global_step is not None:
+            text += f", trained to step {self.global_step}"
+            if self.run_step is not None and self.run_step > self.global_step:
+                text += f" (the run is at step {self.run_step})"
+        return text
 
 
 class EnvPoolGames:
@@ -77,18 +98,54 @@ class EnvPoolGames:
     def reset(self, seed: int | None = None) -> tuple:
         """EnvPool takes its seed when it is made."""
         self.returns = np.zeros(self.pool.num_envs)
+        self.lengths = np.zeros(self.pool.num_envs, int)
         return self.pool.reset()
 
     def step(self, actions: np.ndarray) -> tuple:
-        *outcome, infos = self.pool.step(actions)
+        obs, rewards, terminations, truncations, infos = self.pool.step(actions)
         self.returns = self.returns + infos["reward"]
-        episode = {"r": self.returns, "l": infos["elapsed_step"]}
-        over = infos["terminated"].astype(bool) | outcome[3]
+        self.lengths = infos["elapsed_step"]
+        episode = {"r": self.returns, "l": self.lengths}
+        over = infos["terminated"].astype(bool) | truncations
         self.returns = self.returns * ~over
-        return *outcome, {"final_info": {"episode": episode, "_episode": over}}
+        self.lengths = self.lengths * ~over
+        return obs, rewards, terminations, truncations, {"final_info": {"episode": episode, "_episode": over}}
+
+    def reset_some(self, which: np.ndarray, obs: np.ndarray) -> np.ndarray:
+        """Start new games in some of the environments; returns the observations of all, given those so far."""
+        first_obs, infos = self.pool.reset(np.flatnonzero(which))
+        obs = np.array(obs)
+        obs[infos["env_id"]] = first_obs
+        self.returns = self.returns * ~which
+        self.lengths = self.lengths * ~which
+        return obs
 
     def close(self) -> None:
         self.pool.close()
+
+
+class GymnasiumGames:
+    """gymnasium's environments with the raw return and the length of each episode so far."""
+
+    def __init__(self, envs: Any):
+        self.envs = envs
+        self.reset, self.step, self.close = envs.reset, envs.step, envs.close
+        # RecordEpisodeStatistics: wrappers around it may clip rewards, or end an episode with each life.
+        self.statistics = [layer for layer in layers(envs) if "episode_returns" in vars(layer)]
+
+    @property
+    def returns(self) -> np.ndarray:
+        return np.array([wrapper.episode_returns for wrapper in self.statistics])
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.array([wrapper.episode_lengths for wrapper in self.statistics])
+
+    def reset_some(self, which: np.ndarray, obs: np.ndarray) -> np.ndarray:
+        """Start new games in some of the environments; returns the observations of all."""
+        end_games(self.envs)
+        obs, _ = self.envs.reset(options={"reset_mask": which})
+        return obs
 
 
 def evaluate(
@@ -101,6 +158,7 @@ def evaluate(
     deterministic: bool = True,
     video_dir: str | Path | None = None,
     device: str | None = None,
+    max_episode_steps: int = MAX_EPISODE_STEPS,
 ) -> Evaluation:
     """Run the policy for a number of episodes, some of them side by side.
 
@@ -113,25 +171,91 @@ def evaluate(
     envs = make_envs(env_id, len(shares), video_dir is not None, str(video_dir))
     random.setstate(random_state)
     if hasattr(envs, "recv"):
-        envs = EnvPoolGames(envs)
+        games = envs = EnvPoolGames(envs)
+    else:
+        games = GymnasiumGames(envs)
     torch.manual_seed(seed)
     try:
         policy = load_policy(model_path, envs, device, deterministic)
     except (RuntimeError, SafetensorError) as error:  # a damaged file, or the tensors of another network
         raise OSError(f"{model_path} does not load: {textwrap.shorten(str(error), 300)}") from error
-    results = [[] for _ in shares]
-    obs, _ = envs.reset(seed=seed)
+    films = []
+    if video_dir is not None:
+        films = [layer for layer in layers(envs) if "recorded_frames" in vars(layer)]
+        for path in Path(video_dir, "videos").glob("rl-video-episode-*.mp4"):
+            path.unlink()  # of an earlier evaluation
+
+    results = [[] for _ in shares]  # of each environment: the return and the length of its episodes
+    num_cut_off = 0
+    obs, _ = games.reset(seed=seed)
     while any(len(result) < share for result, share in zip(results, shares, strict=True)):
-        obs, _, terminations, truncations, infos = envs.step(policy(obs))
-        if hasattr(policy, "reset"):  # a recurrent policy forgets at the end of an episode
-            policy.reset(terminations | truncations)
+        obs, _, terminations, truncations, infos = games.step(policy(obs))
+        dones = terminations | truncations
         final_info = infos.get("final_info", {})
         for idx in np.flatnonzero(final_info.get("_episode", ())):
             results[idx].append((float(final_info["episode"]["r"][idx]), int(final_info["episode"]["l"][idx])))
-    envs.close()
+        too_long = games.lengths >= max_episode_steps
+        if too_long.any():
+            for idx in np.flatnonzero(too_long):
+                num_cut_off += len(results[idx]) < shares[idx]
+                results[idx].append((float(games.returns[idx]), int(games.lengths[idx])))
+            obs = games.reset_some(too_long, obs)
+            dones = dones | too_long
+        if hasattr(policy, "reset"):  # a recurrent policy forgets at the end of an episode
+            policy.reset(dones)
+        for film in films:
+            if film.recording and film_bytes(film) > MAX_FILM_BYTES:
+                film.stop_recording()  # writes the film of the episode up to here
+        if films and len(results[0]) >= shares[0]:  # the first environment, which is filmed, has played its share
+            stop_filming(envs)
+            films = []
+    games.close()
     torch.set_rng_state(generator_state)
     kept = [episode for result, share in zip(results, shares, strict=True) for episode in result[:share]]
-    return Evaluation([r for r, _ in kept], [length for _, length in kept])
+    returns = [episodic_return for episodic_return, _ in kept]
+    lengths = [length for _, length in kept]
+    return Evaluation(returns, lengths, num_cut_off, max_episode_steps, model_step(model_path))
+
+
+def film_bytes(film: gym.wrappers.RecordVideo) -> int:
+    """The memory that the frames of a film take, all of one size."""
+    frames = film.recorded_frames
+    return len(frames) * frames[0].nbytes if frames else 0
+
+
+def model_metadata(model_path: str | Path) -> dict[str, str]:
+    """What a model says of itself: `args` and `global_step`. Old models say less."""
+    try:
+        with safe_open(model_path, "numpy") as file:
+            return file.metadata() or {}
+    except (OSError, SafetensorError):
+        return {}
+
+
+def model_step(model_path: str | Path) -> int | None:
+    """The step to which a model was trained, or None if it does not say."""
+    try:
+        return int(model_metadata(model_path)["global_step"])
+    except (KeyError, ValueError):
+        return None
+
+
+def model_args(model_path: str | Path) -> dict | None:
+    """The arguments with which a model was trained, or None if it does not say: its run may have gone on."""
+    try:
+        args = json.loads(model_metadata(model_path)["args"])
+    except (KeyError, ValueError):
+        return None
+    return args if isinstance(args, dict) else None
+
+
+def describe_age(run_dir: str | Path, model_path: str | Path) -> str:
+    """What is wrong with a model that is older than its run; empty if it is not, or if either of them does not say."""
+    trained_to, run_at = model_step(model_path), last_step(run_dir)
+    if trained_to is None or run_at is None or trained_to >= run_at:
+        return ""
+    facts = f"the model was trained to step {trained_to}, but the run has gone on to step {run_at}"
+    return f"{facts} (for a newer model: --resume {run_dir} --save-model)"
 
 
 def load_run(run_dir: str | Path) -> tuple[dict, ModuleType, Path]:
@@ -159,6 +283,7 @@ def main(
     seed: int | None = None,
     capture_video: bool = False,
     stochastic: bool = False,
+    max_episode_steps: int = MAX_EPISODE_STEPS,
     cuda: bool = True,
 ) -> None:
     """Evaluate the trained policy of a run.
@@ -169,12 +294,18 @@ def main(
         seed: seed of the environments and of a stochastic policy; by default one derived from the run's
         capture_video: record the episodes of the first environment into RUN_DIR/evaluation/videos
         stochastic: sample actions as in training instead of taking the most likely ones
+        max_episode_steps: cut an episode off after so many steps
         cuda: use the GPU when there is one
     """
     if episodes < 1:
         sys.exit("--episodes must be at least 1")
+    if max_episode_steps < 1:
+        sys.exit("--max-episode-steps must be at least 1")
     try:
         args, module, model_path = load_run(run_dir)
+        age = describe_age(run_dir, model_path)
+        if age:
+            print(f"warning: {age}", file=sys.stderr)
         result = evaluate(
             model_path,
             args["env_id"],
@@ -185,7 +316,9 @@ def main(
             deterministic=not stochastic,
             video_dir=run_dir / "evaluation" if capture_video else None,
             device=None if cuda else "cpu",
+            max_episode_steps=max_episode_steps,
         )
+        result.run_step = last_step(run_dir)
     except (OSError, ImportError, ValueError, gym.error.Error) as error:
         sys.exit(f"cannot evaluate: {error}")
     print(f"{args['env_id']} {module.__name__}: {result}")

@@ -1,11 +1,12 @@
 """Export the trained policy of a run as ONNX, to be used without PyTorch.
 
 Usage:
-    python -m cleanrl_utils.export RUN_DIR [--output policy.onnx]
+    python -m cleanrl_utils.export RUN_DIR [--output policy.onnx] [--allow-stale]
 
 The file holds the deterministic policy, observation statistics included: from a batch of observations to a batch of
 actions. A policy with a memory takes its state as a second input and returns the next one. Before it is written, it is
-compared with the original on observations of the environment and on random ones.
+compared with the original on observations of the environment and on random ones. A model that is older than its run is
+only exported with --allow-stale.
 """
 
 import importlib.metadata
@@ -27,7 +28,7 @@ import torch
 import tyro
 from safetensors import SafetensorError
 
-from cleanrl_utils.evaluate import EnvPoolGames, load_run
+from cleanrl_utils.evaluate import EnvPoolGames, describe_age, load_run, model_args, model_step
 
 TOLERANCE = 1e-5
 BATCH = 3  # for tracing: a size that no other axis of a state has
@@ -187,7 +188,11 @@ def largest_differences(session: Any, original: Callable, policy: Policy, obs: n
 
 
 def export(
-    run_dir: str | Path, output: str | Path | None = None, tolerance: float = TOLERANCE, seed: int = 0
+    run_dir: str | Path,
+    output: str | Path | None = None,
+    tolerance: float = TOLERANCE,
+    seed: int = 0,
+    allow_stale: bool = False,
 ) -> tuple[Path, str]:
     """Write a run's policy as ONNX once it is proven equal; returns the path and a description."""
     try:
@@ -198,6 +203,9 @@ def export(
     for name in ("onnxscript", "torch.onnx"):  # they speak of packages that are not needed here
         logging.getLogger(name).setLevel(logging.ERROR)
     args, module, model_path = load_run(run_dir)
+    age = describe_age(run_dir, model_path)
+    if age and not allow_stale:
+        raise ExportError(f"{age}; to export the old one: --allow-stale")
     output = Path(output or model_path.with_suffix(".onnx"))
     envs = module.make_envs(args["env_id"], BATCH, False, "")
     if hasattr(envs, "recv"):
@@ -213,8 +221,11 @@ def export(
         raise ExportError(f"PyTorch cannot express it as ONNX: {reason}") from error
     finally:
         envs.close()
-    about = {"exp_name": args["exp_name"], "env_id": args["env_id"], "args": json.dumps(args)}
+    about = {"exp_name": args["exp_name"], "env_id": args["env_id"]}
+    about |= {"args": json.dumps(model_args(model_path) or args)}
     about |= {"cleanrl": importlib.metadata.version("cleanrl"), "torch": torch.__version__}
+    if model_step(model_path) is not None:
+        about["global_step"] = model_step(model_path)
     for name, value in about.items():
         model.metadata_props.add(key=name, value=str(value))
     data = model.SerializeToString()
@@ -237,7 +248,10 @@ def export(
 
 
 def main(
-    run_dir: Annotated[Path, tyro.conf.Positional], output: Path | None = None, tolerance: float = TOLERANCE
+    run_dir: Annotated[Path, tyro.conf.Positional],
+    output: Path | None = None,
+    tolerance: float = TOLERANCE,
+    allow_stale: bool = False,
 ) -> None:
     """Export the trained policy of a run as ONNX.
 
@@ -245,9 +259,10 @@ def main(
         run_dir: the folder of the run, trained with --save-model
         output: where to write; by default beside the model
         tolerance: by how much its actions may differ from the original's
+        allow_stale: export the model even if its run has gone on since it was saved
     """
     try:
-        path, description = export(run_dir, output, tolerance)
+        path, description = export(run_dir, output, tolerance, allow_stale=allow_stale)
     except (ExportError, OSError, ImportError, ValueError, RuntimeError, SafetensorError, gym.error.Error) as error:
         sys.exit(f"cannot export: {' '.join(str(error).split())[:500]}")
     print(f"{path}: {description}")

@@ -8,7 +8,7 @@ Usage:
 A repository `{entity}/{env_id}-{exp_name}-seed{seed}` holds the model (safetensors), its arguments and scores (JSON),
 the algorithm file, the TensorBoard events, a video and a model card. Of a repository only safetensors and JSON are
 loaded; its source is shown on request and never run. The token comes from `hf auth login` or HF_TOKEN and is written
-nowhere.
+nowhere. A model that is older than its run is only uploaded with --allow-stale, and the card says so.
 """
 
 import importlib.util
@@ -20,13 +20,24 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from cleanrl_utils.evaluate import SEED_OFFSET, Evaluation, evaluate, load_run
+from cleanrl_utils import provenance
+from cleanrl_utils.checkpoint import last_step
+from cleanrl_utils.evaluate import (
+    SEED_OFFSET,
+    Evaluation,
+    describe_age,
+    evaluate,
+    load_run,
+    model_args,
+    model_step,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -34,6 +45,7 @@ if TYPE_CHECKING:
 ALGORITHMS = Path(__file__).resolve().parents[1] / "cleanrl"
 # Where and how a run was logged says nothing about what was trained.
 NOT_TO_REPRODUCE = {"exp_name", "resume", "track", "wandb_project_name", "wandb_entity", "upload_model", "hf_entity"}
+NOT_TO_REPRODUCE |= {"accelerate"}
 
 
 class HubError(Exception):
@@ -108,11 +120,15 @@ def check_upload(args: Any) -> None:
 
 
 def trained_with(run_dir: Path) -> dict[str, str]:
-    """Commit, versions and hardware of a run, as it noted them itself."""
+    """Commit, versions and hardware of a run, as it noted them itself, and what was changed when it was resumed."""
+    facts = provenance.read(run_dir)
     try:
-        facts = json.loads((run_dir / "provenance.json").read_text())
-        return {name: facts[name] for name in ("commit", "versions", "hardware") if facts[name]}
-    except (OSError, ValueError, KeyError, TypeError):
+        origin = {name: facts[name] for name in ("commit", "versions", "hardware") if facts[name]}
+        for session in facts.get("sessions", [])[1:]:
+            changes = [f"{name}: {value}" for name, value in session["args"].items()]
+            origin[f"resumed at step {session['from_step']}"] = ", ".join(changes) or "with the same arguments"
+        return origin
+    except (KeyError, TypeError):
         return {"commit": "not known", "versions": "not known"}
 
 
@@ -160,11 +176,18 @@ def model_card(
     )
     low, high = result.interval
     lengths = f"{min(result.lengths)}, {max(result.lengths)}"
+    if result.num_cut_off:
+        lengths += f" ({result.num_cut_off} cut off)"
+    trained = f"seed {seed}"
+    if result.global_step is not None:
+        trained += f", to step {result.global_step}"
+    if result.global_step is not None and result.run_step is not None and result.run_step > result.global_step:
+        trained += f". Its run has gone on to step {result.run_step} since"
     shown = "\nThe policy plays in [replay.mp4](replay.mp4).\n" if video else ""
     body = f"""
 # {exp_name} on {env_id}
 
-A policy trained with CleanRL, seed {seed}. The file that trained it is [{source.name}]({source.name}).
+A policy trained with CleanRL, {trained}. The file that trained it is [{source.name}]({source.name}).
 {shown}
 ## Score
 
@@ -203,26 +226,42 @@ python -m cleanrl_utils.enjoy --hf-entity {entity} --exp-name {exp_name} --env-i
     return f"---\n{data.to_yaml()}\n---\n{body}"
 
 
-def push_to_hub(run_dir: str | Path, entity: str = "", result: Evaluation | None = None, private: bool = False) -> str:
+def push_to_hub(
+    run_dir: str | Path,
+    entity: str = "",
+    result: Evaluation | None = None,
+    private: bool = False,
+    allow_stale: bool = False,
+) -> str:
     """Upload a run's model and all that explains it; returns the address. Evaluates it where no `result` is given."""
     run_dir, api = Path(run_dir), hub()
     try:
         args, module, model_path = load_run(run_dir)
+        age = describe_age(run_dir, model_path)
+        if age and not allow_stale:
+            raise HubError(f"{age}; to upload the old one: --allow-stale")
         if result is None:
             seed = args["seed"] + SEED_OFFSET
             result = evaluate(model_path, args["env_id"], module.make_envs, module.load_policy, seed=seed)
     except (OSError, ImportError) as error:
         raise HubError(str(error)) from error
+    result = replace(result, global_step=model_step(model_path), run_step=last_step(run_dir))
+    args = model_args(model_path) or args
     with explained("upload"):
         repo_id = repository(entity or api.whoami()["name"], args["env_id"], args["exp_name"], args["seed"])
     source = Path(module.__file__)
-    videos = sorted(run_dir.glob("evaluation/videos/*.mp4")) or sorted(run_dir.glob("videos/*.mp4"))
+    videos = [
+        path
+        for path in sorted(run_dir.glob("evaluation/videos/*.mp4"))
+        if path.stat().st_mtime >= model_path.stat().st_mtime  # else they show an older policy
+    ]
     with tempfile.TemporaryDirectory() as folder:  # and nothing else of the run: a checkpoint is a pickle
-        for path in (model_path, run_dir / "args.json", source, *run_dir.glob("events.out.tfevents.*")):
+        for path in (model_path, source, *run_dir.glob("events.out.tfevents.*")):
             shutil.copy(path, folder)
+        Path(folder, "args.json").write_text(json.dumps(args, indent=2))
         if videos:
             shutil.copy(videos[-1], Path(folder, "replay.mp4"))
-        scores = {"mean": result.mean, "std": result.std, "returns": result.returns, "lengths": result.lengths}
+        scores = {"mean": result.mean, "std": result.std} | asdict(result)
         Path(folder, "evaluation.json").write_text(json.dumps(scores, indent=2))
         command = command_to_reproduce(args, module, source)
         card = model_card(repo_id, args, result, command, source, trained_with(run_dir), bool(videos))
@@ -269,16 +308,22 @@ def load_pulled(folder: Path) -> tuple[dict, ModuleType, Path, Path | None]:
     return args, importlib.import_module(f"cleanrl.{name}"), model_path, source
 
 
-def main(run_dir: Annotated[Path, tyro.conf.Positional], hf_entity: str = "", private: bool = False) -> None:
+def main(
+    run_dir: Annotated[Path, tyro.conf.Positional],
+    hf_entity: str = "",
+    private: bool = False,
+    allow_stale: bool = False,
+) -> None:
     """Upload a finished run to the Hugging Face Hub.
 
     Args:
         run_dir: the folder of the run, trained with --save-model
         hf_entity: the user or organisation to upload to; by default the owner of the token
         private: make the repository private, if it is new
+        allow_stale: upload the model even if its run has gone on since it was saved
     """
     try:
-        print(push_to_hub(run_dir, hf_entity, private=private))
+        print(push_to_hub(run_dir, hf_entity, private=private, allow_stale=allow_stale))
     except HubError as error:
         sys.exit(f"cannot upload: {error}")
 

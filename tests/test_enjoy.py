@@ -4,9 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import SHORT, Runner
+from conftest import ROOT, SHORT, Runner
 
 from cleanrl_utils import enjoy
+from cleanrl_utils.provenance import note_step
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,7 @@ def test_the_newest_run_that_has_a_model_is_taken(trained, play):
         ([], "name a policy: RUN_DIR, or --exp-name and --env-id"),
         (["--exp-name", "ppo"], "name a policy"),
         (["--eval-episodes", "0"], "--eval-episodes must be at least 1"),
+        (["--max-episode-steps", "0"], "--max-episode-steps must be at least 1"),
         (["nowhere"], "cannot play: nowhere is not a run folder"),
         (["without_model"], "cannot play: without_model has no model: train with --save-model"),
     ],
@@ -78,3 +80,28 @@ def test_without_the_extra_the_hub_is_not_asked(play, monkeypatch):
     monkeypatch.setitem(enjoy.sys.modules, "huggingface_hub", None)
     with pytest.raises(SystemExit, match=r'cannot play: the hub needs an extra: pip install "cleanrl\[hub\]"'):
         play("--exp-name", "ppo", "--env-id", "Acrobot-v1")
+
+
+def test_score_says_to_which_step_the_policy_was_trained_and_what_was_cut_off(trained, play):
+    assert play(str(trained), "--eval-episodes", "2").endswith("2 episodes, trained to step 1280\n")
+    output = play(str(trained), "--eval-episodes", "2", "--max-episode-steps", "5")
+    assert "mean return 5.00" in output and "2 episodes (2 cut off after 5 steps)" in output
+
+
+def test_policy_that_is_older_than_its_run_is_played_with_a_warning(trained, tmp_path, capsys):
+    older = shutil.copytree(trained, tmp_path / "older")
+    note_step(older, 5000)
+    enjoy.tyro.cli(enjoy.main, args=[str(older), "--eval-episodes", "1", "--no-cuda"])
+    output = capsys.readouterr()
+    assert output.err.startswith(
+        "warning: the model was trained to step 1280, but the run has gone on to step 5000 (for"
+    )
+    assert len(output.err.splitlines()) == 1
+    assert output.out.endswith("trained to step 1280 (the run is at step 5000)\n")
+
+
+def test_policy_for_actions_that_are_counted_from_1_is_played_with_these(runner):
+    modules = ROOT / "tests" / "modules"
+    run_dir = runner.train(*SHORT, "--env-id", "from_one:FromOne-v0", "--save-model", modules=modules)
+    done = runner.run("-m", "cleanrl_utils.enjoy", run_dir, "--no-cuda", modules=modules)
+    assert "score:   mean return" in done.stdout and ", 10 episodes" in done.stdout

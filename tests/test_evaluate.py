@@ -5,10 +5,15 @@ import shutil
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import SHORT, Runner
+from conftest import PPO, ROOT, SHORT, Runner
+from imageio_ffmpeg import count_frames_and_secs
 from safetensors.numpy import load_file, save_file
 
-from cleanrl_utils.evaluate import Evaluation, evaluate, load_run
+from cleanrl_utils import evaluate as module
+from cleanrl_utils.evaluate import Evaluation, evaluate, load_run, main
+from cleanrl_utils.provenance import note_step
+
+MODULES = ROOT / "tests" / "modules"
 
 
 class Episodes(gym.Env):
@@ -70,6 +75,143 @@ def test_recurrent_policy_is_told_where_episodes_end():
     assert len(resets) == max(result.lengths)
 
 
+# Episodes that do not end
+
+
+class Endless(gym.Env):
+    """A point for every step and no end. The observation counts the steps of the episode; 100 steps lose a life."""
+
+    observation_space = gym.spaces.Box(0, np.inf, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
+    render_mode = "rgb_array"
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.full(1, self.steps, np.float32), 3.0, False, False, {}
+
+    def render(self):
+        return np.full((32, 32, 3), self.steps % 256, np.uint8)
+
+
+class EpisodicLife(gym.Wrapper):
+    """Like Stable-Baselines3's: the loss of a life ends the agent's episode, and then a reset only goes on."""
+
+    was_real_done = True
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.was_real_done = True
+
+    def reset(self, **kwargs):
+        if self.was_real_done:
+            return self.env.reset(**kwargs)
+        return np.full(1, self.unwrapped.steps, np.float32), {}
+
+    def step(self, action):
+        obs, reward, termination, truncation, info = self.env.step(action)
+        self.was_real_done = termination or truncation
+        return obs, reward, self.unwrapped.steps % 100 == 0, truncation, info
+
+
+def make_endless(env_id, num_envs, capture_video, run_dir):
+    def thunk(idx):
+        env = Endless()
+        if capture_video and idx == 0:
+            env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        return gym.wrappers.TransformReward(EpisodicLife(env), np.sign)
+
+    mode = gym.vector.AutoresetMode.SAME_STEP
+    thunks = [lambda idx=idx: thunk(idx) for idx in range(num_envs)]
+    return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=mode)
+
+
+def test_episode_without_an_end_is_cut_off_and_counts_with_its_raw_return():
+    result = evaluate("", "", make_endless, always_one, episodes=23, max_episode_steps=250)
+    assert result.lengths == [250] * 23 and result.returns == [750.0] * 23
+    assert result.num_cut_off == 23 and "23 episodes (23 cut off after 250 steps)" in str(result)
+
+
+def test_only_episodes_longer_than_the_limit_are_cut_off():
+    whole = evaluate("", "", make_envs, always_one, episodes=50, seed=5)
+    cut = evaluate("", "", make_envs, always_one, episodes=50, seed=5, max_episode_steps=20)
+    assert "cut off" not in str(whole) and whole.num_cut_off == 0
+    assert max(cut.lengths) == 20 and cut.lengths == cut.returns
+    # An episode of exactly 20 steps has ended by itself. The others are as long as without the limit.
+    assert cut.lengths == [min(length, 20) for length in whole.lengths]
+    assert cut.num_cut_off == sum(length > 20 for length in whole.lengths) > 0
+
+
+def test_policy_sees_the_first_observation_of_the_next_episode_after_one_was_cut_off():
+    seen, forgotten = [], []
+
+    def load_policy(*_):
+        def policy(obs):
+            seen.append(float(obs[0, 0]))
+            return np.zeros(len(obs), int)
+
+        policy.reset = lambda dones: forgotten.append(bool(dones[0]))
+        return policy
+
+    evaluate("", "", make_endless, load_policy, episodes=20, max_episode_steps=5)
+    assert seen == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
+    assert forgotten == [False, False, False, False, True] * 2
+
+
+def test_games_of_envpool_are_cut_off_as_well():
+    envpool = pytest.importorskip("envpool")
+
+    def make_pool(env_id, num_envs, capture_video, run_dir):
+        return envpool.make_gymnasium("Breakout-v5", num_envs=num_envs, episodic_life=True, reward_clip=True, seed=3)
+
+    def load_policy(*_):
+        return lambda obs: np.ones(len(obs), np.int32)
+
+    result = evaluate("", "", make_pool, load_policy, episodes=12, max_episode_steps=40)
+    assert result.lengths == [40] * 12 and result.num_cut_off == 12  # lives are lost after 24 steps
+    whole = evaluate("", "", make_pool, load_policy, episodes=2)
+    assert min(whole.lengths) > 40 and whole.num_cut_off == 0
+
+
+# Videos
+
+
+def names(folder):
+    return sorted(path.name for path in folder.rglob("*.mp4"))
+
+
+def num_frames(path):
+    return count_frames_and_secs(path)[0]
+
+
+@pytest.mark.parametrize("episodes, films", [(1, [0]), (10, [0]), (11, [0, 1])])
+def test_film_of_each_episode_in_the_share_of_the_first_environment_and_no_other(tmp_path, episodes, films):
+    result = evaluate("", "", make_endless, always_one, episodes, video_dir=tmp_path, max_episode_steps=40)
+    assert len(result.returns) == episodes
+    assert names(tmp_path) == [f"rl-video-episode-{number}.mp4" for number in films]
+    for path in tmp_path.rglob("*.mp4"):
+        assert num_frames(path) == 41  # the first observation, too
+
+
+def test_films_of_an_earlier_evaluation_are_replaced(tmp_path):
+    evaluate("", "", make_endless, always_one, 11, video_dir=tmp_path, max_episode_steps=20)
+    evaluate("", "", make_endless, always_one, 1, video_dir=tmp_path, max_episode_steps=40)
+    assert names(tmp_path) == ["rl-video-episode-0.mp4"]
+    assert num_frames(tmp_path / "videos" / "rl-video-episode-0.mp4") == 41
+
+
+def test_film_ends_before_it_takes_all_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_FILM_BYTES", 32 * 32 * 3 * 20)
+    evaluate("", "", make_endless, always_one, 1, video_dir=tmp_path, max_episode_steps=200)
+    assert num_frames(tmp_path / "videos" / "rl-video-episode-0.mp4") == 21
+
+
 def test_interval_covers_the_mean_of_a_known_distribution_about_as_often_as_it_says():
     generator = np.random.default_rng(1)
     covered = 0
@@ -90,6 +232,7 @@ def test_command_prints_the_statistics_and_is_repeatable(runner, run_dir):
     assert len(outputs) == 1
     (output,) = outputs
     assert "CartPole-v1 ppo: mean return" in output and "std" in output and "95% interval" in output
+    assert output.endswith("5 episodes, trained to step 20480\n")
 
 
 def test_trained_policy_beats_an_untrained_one_and_random_play(run_dir):
@@ -104,8 +247,8 @@ def test_trained_policy_beats_an_untrained_one_and_random_play(run_dir):
 
 def test_video_is_recorded_on_request(runner, run_dir):
     runner.run("-m", "cleanrl_utils.evaluate", run_dir, "--episodes", 1, "--capture-video", "--no-cuda")
-    video = run_dir / "evaluation" / "videos" / "rl-video-episode-0.mp4"
-    assert video.stat().st_size > 1000
+    assert names(run_dir) == ["rl-video-episode-0.mp4"]
+    assert num_frames(run_dir / "evaluation" / "videos" / "rl-video-episode-0.mp4") > 20
 
 
 def test_run_is_evaluated_with_the_source_it_was_trained_with(runner, run_dir):
@@ -148,3 +291,55 @@ def test_model_that_does_not_load_gets_one_clear_line(runner, run_dir, damage, w
     assert result.returncode == 1 and not result.stdout
     assert len(result.stderr.strip().splitlines()) == 1, result.stderr
     assert "ppo.safetensors does not load" in result.stderr and words in result.stderr
+
+
+# Models that are older than their run
+
+
+def test_model_of_a_run_that_went_on_is_evaluated_with_a_warning(runner):
+    run_dir = runner.train(*SHORT, "--save-model")
+    runner.run(PPO, "--resume", run_dir, "--no-save-model", "--total-timesteps", 2560)
+    result = runner.run("-m", "cleanrl_utils.evaluate", run_dir, "--episodes", 1)
+    assert result.stdout.endswith(", trained to step 1280 (the run is at step 2560)\n")
+    warning = "warning: the model was trained to step 1280, but the run has gone on to step 2560 (for a newer"
+    assert result.stderr.startswith(warning) and len(result.stderr.splitlines()) == 1
+    runner.run(PPO, "--resume", run_dir, "--save-model")
+    result = runner.run("-m", "cleanrl_utils.evaluate", run_dir, "--episodes", 1)
+    assert result.stdout.endswith(", trained to step 2560\n") and not result.stderr
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"global_step": "many"}])
+def test_model_that_does_not_say_its_step_is_evaluated_as_ever(runner, run_dir, metadata):
+    old = shutil.copytree(run_dir, runner.folder / "old")
+    save_file(load_file(old / "ppo.safetensors"), old / "ppo.safetensors", metadata)
+    note_step(old, 40960)
+    result = runner.run("-m", "cleanrl_utils.evaluate", old, "--episodes", 1)
+    assert result.stdout.endswith("1 episodes\n") and not result.stderr
+
+
+def test_run_that_does_not_say_its_step_is_evaluated_as_ever(runner, run_dir):
+    old = shutil.copytree(run_dir, runner.folder / "old")
+    (old / "provenance.json").unlink()
+    result = runner.run("-m", "cleanrl_utils.evaluate", old, "--episodes", 1)
+    assert result.stdout.endswith("trained to step 20480\n") and not result.stderr
+
+
+# Flags and spaces
+
+
+@pytest.mark.parametrize("flag", ["episodes", "max_episode_steps"])
+def test_number_that_is_too_small_gets_one_clear_line(run_dir, flag):
+    with pytest.raises(SystemExit, match=f"--{flag.replace('_', '-')} must be at least 1"):
+        main(run_dir, **{flag: 0})
+
+
+def test_limit_of_the_command_line_is_said_in_the_result(runner, run_dir):
+    result = runner.run("-m", "cleanrl_utils.evaluate", run_dir, "--episodes", 3, "--max-episode-steps", 9)
+    assert "mean return 9.00" in result.stdout and "3 episodes (3 cut off after 9 steps)" in result.stdout
+
+
+def test_policy_for_actions_that_are_counted_from_1_is_evaluated_with_these(runner):
+    flags = ["--env-id", "from_one:FromOne-v0", "--learning-rate", "0.01", "--total-timesteps", "10240", "--save-model"]
+    run_dir = runner.train(*SHORT, *flags, modules=MODULES)
+    result = runner.run("-m", "cleanrl_utils.evaluate", run_dir, modules=MODULES)
+    assert "mean return 20.00" in result.stdout, result.stdout  # all of the points; one action earns a third of them

@@ -16,26 +16,30 @@ pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
 from cleanrl_utils import export as module  # noqa: E402
 from cleanrl_utils.evaluate import evaluate, load_run  # noqa: E402
 from cleanrl_utils.export import ExportError, export  # noqa: E402
+from cleanrl_utils.provenance import note_step  # noqa: E402
+
+MODULES = ROOT / "tests" / "modules"
 
 FILES = [path.stem for path in sorted((ROOT / "cleanrl").glob("*.py")) if "def load_policy" in path.read_text()]
 TORCH = [name for name in FILES if "import torch" in (ROOT / "cleanrl" / f"{name}.py").read_text()]
 SMALL = {"ppo", "ppo_continuous_action", "c51", "sac_continuous_action"}  # one of each kind; the others are slow
 
 
-def make_run(folder: Path, name: str) -> Path:
+def make_run(folder: Path, name: str, env_id: str | None = None, metadata: dict | None = None) -> Path:
     """A run of an algorithm as if it had been trained: all its weights and statistics are other than at the start."""
     if "atari" in name:
         pytest.importorskip("ale_py", reason="the extra atari is not installed")
     if "envpool" in name:
         pytest.importorskip("envpool", reason="the extra envpool is not installed")
-    env_id = "Pendulum-v1" if "continuous" in name else "CartPole-v1"
-    env_id = "Breakout-v5" if "envpool" in name else "BreakoutNoFrameskip-v4" if "atari" in name else env_id
+    if env_id is None:
+        env_id = "Pendulum-v1" if "continuous" in name else "CartPole-v1"
+        env_id = "Breakout-v5" if "envpool" in name else "BreakoutNoFrameskip-v4" if "atari" in name else env_id
     algorithm = importlib.import_module(f"cleanrl.{name}")
     envs = algorithm.make_envs(env_id, 1, False, "")
     torch.manual_seed(0)
     kinds = [("Actor", "actor."), ("Agent", ""), ("QNetwork", "")]
     kind, prefix = next((kind, prefix) for kind, prefix in kinds if hasattr(algorithm, kind))
-    atoms = [algorithm.Args().n_atoms] if "c51" in name else []
+    atoms = [torch.linspace(-1, 1, algorithm.Args().n_atoms)] if "c51" in name else []
     state = getattr(algorithm, kind)(envs, *atoms).state_dict()
     envs.close()
     for key, x in state.items():
@@ -43,7 +47,8 @@ def make_run(folder: Path, name: str) -> Path:
             x.copy_(torch.randn_like(x) * (2 / x[0].numel()) ** 0.5)
         elif key not in ("atoms", "low", "high", "action_scale", "action_bias"):
             x += 0.1 * torch.rand_like(x)
-    save_file({prefix + key: x.contiguous() for key, x in state.items()}, folder / f"{name}.safetensors")
+    tensors = {prefix + key: x.contiguous() for key, x in state.items()}
+    save_file(tensors, folder / f"{name}.safetensors", metadata)
     (folder / "args.json").write_text(json.dumps({"exp_name": name, "env_id": env_id, "seed": 1}))
     shutil.copy(ROOT / "cleanrl" / f"{name}.py", folder)
     return folder
@@ -127,6 +132,30 @@ def test_a_policy_that_differs_is_not_written(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.onnx*"))
 
 
+def test_model_that_is_older_than_its_run_is_exported_on_request_only(tmp_path):
+    trained_with = {"exp_name": "ppo", "learning_rate": 0.5}
+    run_dir = make_run(tmp_path, "ppo", metadata={"global_step": "1280", "args": json.dumps(trained_with)})
+    note_step(run_dir, 2560)
+    message = "trained to step 1280, but the run has gone on to step 2560 .*--allow-stale"
+    with pytest.raises(SystemExit, match=message) as stop:
+        module.main(run_dir)
+    assert "\n" not in str(stop.value) and not list(tmp_path.glob("*.onnx*"))
+    module.main(run_dir, allow_stale=True)
+    about = session_of(tmp_path / "ppo.onnx").get_modelmeta().custom_metadata_map
+    assert about["global_step"] == "1280" and json.loads(about["args"]) == trained_with  # and not those of the run
+    note_step(run_dir, 1280)
+    module.main(run_dir)
+
+
+def test_policy_for_actions_that_are_counted_from_1_counts_them_from_0(tmp_path, monkeypatch):
+    """As the network does; the wrapper in `make_env` adds the rest."""
+    monkeypatch.syspath_prepend(MODULES)
+    run_dir = make_run(tmp_path, "ppo", env_id="from_one:FromOne-v0")
+    path, _ = export(run_dir)
+    actions, scores = session_of(path).run(["action", "scores"], {"obs": np.eye(3, dtype=np.float32)})
+    assert scores.shape == (3, 3) and set(actions) <= {0, 1, 2}
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -146,7 +175,10 @@ def test_problems_take_one_line(tmp_path, change, message):
 
 def spoil_source(path: Path) -> None:
     """A load_policy that is not made like ours."""
-    path.write_text(path.read_text().replace("return lambda obs: agent", "return lambda obs: globals()['agent']"))
+    text = path.read_text()
+    changed = text.replace("    return policy\n", "    return policy.__call__\n")
+    assert changed != text
+    path.write_text(changed)
 
 
 def test_without_the_extra_it_says_so(tmp_path, monkeypatch):

@@ -32,11 +32,13 @@ from cleanrl_utils.evaluate import Evaluation  # noqa: E402
 from cleanrl_utils.huggingface import (  # noqa: E402
     HubError,
     check_upload,
+    main,
     pull_from_hub,
     push_to_hub,
     repository,
     trained_with,
 )
+from cleanrl_utils.provenance import note_step  # noqa: E402
 
 TOKEN = "hf_thisIsTheSecretOfTheTests"
 SHORT_DQN = ["--no-cuda", "--total-timesteps", "600", "--learning-starts", "500", "--buffer-size", "500"]
@@ -254,6 +256,62 @@ def test_the_card_says_what_it_scores_and_how_to_get_it_again(hub, trained):
         "--env-id CartPole-v1 --seed 1 --no-cuda --save-model --total-timesteps 600 --buffer-size 500 --gamma 0.97 "
         "--learning-starts 500"
     )
+
+
+def test_a_model_that_is_older_than_its_run_is_uploaded_on_request_only(hub, trained, tmp_path):
+    older = shutil.copytree(trained, tmp_path / "older")
+    args = json.loads((older / "args.json").read_text())
+    (older / "args.json").write_text(json.dumps(args | {"total_timesteps": 9000, "gamma": 0.5}))
+    note_step(older, 9000)
+    with pytest.raises(SystemExit) as stop:
+        main(older)
+    message = "cannot upload: the model was trained to step 600, but the run has gone on to step 9000 (for a newer"
+    assert str(stop.value).startswith(message) and "--allow-stale" in str(stop.value) and "\n" not in str(stop.value)
+    assert not hub.repos
+    main(older, allow_stale=True)
+    files = hub.repos["me/CartPole-v1-dqn-seed1"]
+    card = files["README.md"].decode()
+    assert "seed 1, to step 600. Its run has gone on to step 9000 since." in card
+    # the arguments are those that the model was trained with
+    assert "--total-timesteps 600 " in card and '"gamma": 0.97' in card
+    assert json.loads(files["args.json"])["gamma"] == 0.97
+    assert json.loads(files["evaluation.json"])["global_step"] == 600
+
+
+def test_the_card_says_where_a_run_was_resumed_and_with_what(trained, tmp_path):
+    run_dir = shutil.copytree(trained, tmp_path / "resumed")
+    facts = json.loads((run_dir / "provenance.json").read_text())
+    first = {"from_step": 0, "args": {"seed": 1, "gamma": 0.97}}
+    facts["sessions"] = [
+        first,
+        {"from_step": 200, "args": {"gamma": 0.9, "num_envs": 2}},
+        {"from_step": 400, "args": {}},
+    ]
+    (run_dir / "provenance.json").write_text(json.dumps(facts))
+    origin = trained_with(run_dir)
+    assert origin["resumed at step 200"] == "gamma: 0.9, num_envs: 2"
+    assert origin["resumed at step 400"] == "with the same arguments" and "resumed at step 0" not in origin
+
+
+def test_a_film_of_an_older_model_is_not_uploaded(hub, trained, tmp_path):
+    run_dir = shutil.copytree(trained, tmp_path / "filmed")
+    film = run_dir / "evaluation" / "videos" / "rl-video-episode-0.mp4"
+    film.parent.mkdir(parents=True)
+    film.write_bytes(b"a film")
+    push_to_hub(run_dir, result=RESULT)
+    assert hub.repos["me/CartPole-v1-dqn-seed1"]["replay.mp4"] == b"a film"
+    saved = (run_dir / "dqn.safetensors").stat().st_mtime
+    os.utime(film, (saved - 100, saved - 100))
+    push_to_hub(run_dir, result=RESULT)
+    assert "replay.mp4" not in hub.repos["me/CartPole-v1-dqn-seed1"]
+
+
+def test_episodes_that_were_cut_off_are_counted_on_the_card_and_in_the_claim(hub, trained, capsys):
+    push_to_hub(trained, result=Evaluation([9.0, 50.0], [9, 50], num_cut_off=1, max_episode_steps=50))
+    assert "| 9, 50 (1 cut off) |" in hub.repos["me/CartPole-v1-dqn-seed1"]["README.md"].decode()
+    play(*HERE, "--eval-episodes", "1")
+    claimed = "2 episodes (1 cut off after 50 steps), trained to step 600\n"
+    assert claimed in capsys.readouterr().out
 
 
 @pytest.mark.slow

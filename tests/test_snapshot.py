@@ -3,14 +3,28 @@
 import importlib.util
 import os
 import pickle
+import random
+import sys
+import time
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
+from conftest import ROOT, SHORT
 
 from cleanrl import ppo_continuous_action
 from cleanrl.ppo import make_envs
-from cleanrl_utils.snapshot import restore_snapshot, take_snapshot
+from cleanrl_utils import snapshot as module
+from cleanrl_utils.snapshot import reset_with_fresh_seeds, restore_snapshot, take_snapshot
+
+MODULES = ROOT / "tests" / "modules"
+sys.path.insert(0, str(MODULES))
+import noisy_env  # noqa: E402
+import pixel_game  # noqa: E402, F401 (registers Drift-v0)
+import unsavable_envs  # noqa: E402
+
+sys.path.remove(str(MODULES))
 
 
 def play(envs, actions):
@@ -101,12 +115,15 @@ def atari(env_id, seed, num_envs=2, video_dir=None, **options):
     wrappers = pytest.importorskip("stable_baselines3.common.atari_wrappers")
 
     def thunk():
-        options["render_mode"] = "rgb_array" if video_dir else None
+        if video_dir:
+            options["render_mode"] = "rgb_array"
         env = gym.make(env_id, obs_type="grayscale", frameskip=1, **options)
         env = gym.wrappers.RecordEpisodeStatistics(gym.wrappers.AtariPreprocessing(env))
         if video_dir:
             env = gym.wrappers.RecordVideo(env, str(video_dir))
-        env = wrappers.FireResetEnv(wrappers.EpisodicLifeEnv(env))
+        env = wrappers.EpisodicLifeEnv(env)
+        if "FIRE" in env.unwrapped.get_action_meanings():
+            env = wrappers.FireResetEnv(env)
         return gym.wrappers.FrameStackObservation(wrappers.ClipRewardEnv(env), 4)
 
     mode = gym.vector.AutoresetMode.SAME_STEP
@@ -228,3 +245,179 @@ def test_state_that_cannot_be_saved_is_admitted():
     envs.reset(seed=1)
     envs.envs[1].unwrapped.socket = open("/dev/null")  # noqa: SIM115
     assert take_snapshot(envs) is None
+
+
+# The trial: what is not in the snapshot is noticed
+
+
+def trained_on(name, num_envs=2, run_dir=None):
+    """Environments in the middle of things."""
+    envs = make_envs(f"{name}-v0", num_envs, run_dir is not None, str(run_dir))
+    envs.reset(seed=1)
+    for _ in range(5):
+        envs.step(np.ones(num_envs, int))
+    return envs
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the trial needs a fork")
+@pytest.mark.parametrize("kind", unsavable_envs.UNSAVABLE)
+def test_environment_with_state_outside_of_its_snapshot_is_not_saved(kind):
+    envs = trained_on(kind.__name__)
+    assert take_snapshot(envs) is None
+    envs.step(np.ones(2, int))
+    assert take_snapshot(envs) is None  # nor later, when it is not tried again
+
+
+@pytest.mark.parametrize("kind", unsavable_envs.SAVABLE)
+def test_environment_whose_whole_state_is_in_the_checkpoint_is_saved(kind):
+    assert take_snapshot(trained_on(kind.__name__)) is not None
+
+
+def test_number_that_is_named_like_a_part_of_a_window_is_saved():
+    envs, others = trained_on("Steps"), make_envs("Steps-v0", 2, False, "")
+    others.reset(seed=2)
+    restore_snapshot(others, take_snapshot(envs))
+    assert [env.unwrapped.clock for env in others.envs] == [5, 5]
+
+
+@pytest.mark.parametrize("kind", [unsavable_envs.Steps, unsavable_envs.SharedRandomness, unsavable_envs.LossyAttribute])
+def test_trial_leaves_environments_and_random_generators_as_they_were(kind):
+    def future(saved):
+        random.seed(3)
+        np.random.seed(3)
+        torch.manual_seed(3)
+        envs = trained_on(kind.__name__)
+        if saved:
+            take_snapshot(envs)
+        actions = np.random.default_rng(1).integers(2, size=(50, 2))
+        return str(play(envs, actions)), random.random(), np.random.random(), torch.rand(1).item()
+
+    assert future(saved=True) == future(saved=False)
+
+
+def test_trial_leaves_no_trace_in_what_environments_share():
+    envs = trained_on("ClassState")
+    total = unsavable_envs.ClassState.total
+    take_snapshot(envs)
+    assert unsavable_envs.ClassState.total == total
+    envs = ppo_continuous_action.make_envs("Noisy-v0", 2, False, "")
+    envs.reset(seed=1)
+    diaries = len(noisy_env.DIARIES)
+    take_snapshot(envs)
+    assert len(noisy_env.DIARIES) == diaries
+    assert envs.envs[0].unwrapped.diary is noisy_env.DIARIES[-2]  # no copy of it
+
+
+def test_trial_does_not_film(tmp_path):
+    envs = make_envs("CartPole-v1", 1, True, str(tmp_path))
+    envs.reset(seed=1)
+    envs.step(np.ones(1, int))
+    assert take_snapshot(envs) is not None
+    assert not list(tmp_path.rglob("*.mp4"))
+    while not list(tmp_path.rglob("*.mp4")):
+        envs.step(np.ones(1, int))
+    assert [path.name for path in tmp_path.rglob("*.mp4")] == ["rl-video-episode-0.mp4"]
+    envs.envs[0].get_wrapper_attr("recorded_frames").clear()
+    envs.close()
+
+
+def test_trial_takes_place_once(monkeypatch):
+    calls = []
+    monkeypatch.setattr(module, "can_be_restored", lambda envs: calls.append(envs) or True)
+    envs = trained_on("Steps")
+    for _ in range(3):
+        assert take_snapshot(envs) is not None
+    assert calls == [envs]
+
+
+@pytest.mark.parametrize("delay, playing_limit, trial_limit", [(0.2, 0.5, 20), (10, 3, 1)])
+def test_trial_of_a_slow_environment_is_shortened_or_given_up(monkeypatch, delay, playing_limit, trial_limit):
+    monkeypatch.setattr(module, "PLAYING_LIMIT", playing_limit)
+    monkeypatch.setattr(module, "TRIAL_LIMIT", trial_limit)
+    envs = trained_on("Steps")
+    monkeypatch.setattr(unsavable_envs.Steps, "delay", delay)
+    start = time.monotonic()
+    assert take_snapshot(envs) is not None
+    assert time.monotonic() - start < 8
+
+
+def test_restored_film_does_not_show_the_episode_that_was_replaced(tmp_path):
+    envs, others = (make_envs("CartPole-v1", 1, True, str(tmp_path / name)) for name in "ab")
+    envs.reset(seed=1)
+    envs.step(np.ones(1, int))
+    others.reset(seed=2)
+    restore_snapshot(others, take_snapshot(envs))
+    film = others.envs[0].get_wrapper_attr("recorded_frames")
+    assert film == []
+    others.step(np.ones(1, int))
+    envs.step(np.ones(1, int))
+    np.testing.assert_array_equal(film[0], envs.render()[0])
+    for x in (envs, others):
+        x.envs[0].get_wrapper_attr("recorded_frames").clear()
+        x.close()
+
+
+# Fresh seeds where nothing can be restored
+
+
+@pytest.mark.parametrize(
+    "env_id, options",
+    [
+        ("Drift-v0", {}),
+        ("BreakoutNoFrameskip-v4", {}),  # with FIRE after each reset, so that the next one is always in mid-game
+        ("ALE/Breakout-v5", {}),  # sticky: the emulator has a random generator of its own
+        ("ALE/SpaceInvaders-v5", {"max_num_frames_per_episode": 300}),
+    ],
+)
+@pytest.mark.parametrize("steps", [0, 30])
+def test_fresh_seeds_start_the_same_games_as_new_environments_have(env_id, options, steps):
+    new, envs, seeded_as_usual = (atari(env_id, seed, **options) for seed in (77, 1, 1))
+    actions = np.random.default_rng(1).integers(3, size=(60, 2))
+    play_atari(envs, actions[:steps])
+    play_atari(seeded_as_usual, actions[:steps])
+    obs = reset_with_fresh_seeds(envs, 77)
+    np.testing.assert_array_equal(obs, new._observations)
+    expected = play_atari(new, actions)
+    assert play_atari(envs, actions) == expected
+    if steps:  # what it is needed for
+        seeded_as_usual.reset(seed=77)
+        assert play_atari(seeded_as_usual, actions) != expected
+    other = atari(env_id, 1, **options)
+    reset_with_fresh_seeds(other, 78)
+    assert play_atari(other, actions) != expected
+
+
+class KeepsSeed(gym.Wrapper):
+    def reset(self, **kwargs):
+        return self.env.reset()
+
+
+@pytest.mark.parametrize("kind", ["Steps", "NoSeed", "OwnGenerator"])
+def test_seeds_arrive_beneath_a_wrapper_that_keeps_them_and_in_an_environment_that_forgets_them(kind):
+    def first_observations(seed):
+        thunks = [lambda: KeepsSeed(gym.make(f"{kind}-v0"))] * 2
+        envs = gym.vector.SyncVectorEnv(thunks, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+        envs.reset(seed=1)
+        return reset_with_fresh_seeds(envs, seed).tolist()
+
+    first = first_observations(77)
+    assert first == first_observations(77)
+    assert first != first_observations(78)
+    assert first[0] != first[1]
+
+
+def test_fresh_seeds_do_not_film_the_episode_that_is_given_up(tmp_path):
+    envs = make_envs("CartPole-v1", 1, True, str(tmp_path))
+    envs.reset(seed=1)
+    reset_with_fresh_seeds(envs, 5)
+    assert not list(tmp_path.rglob("*.mp4"))
+    envs.envs[0].get_wrapper_attr("recorded_frames").clear()
+    envs.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the trial needs a fork")
+def test_resumed_run_says_that_an_environment_with_state_on_its_class_starts_again(runner):
+    flags = [*SHORT, "--env-id", "unsavable_envs:ClassState-v0"]
+    run_dir = runner.train(*flags, modules=MODULES)
+    resumed = runner.run(ROOT / "cleanrl" / "ppo.py", "--resume", run_dir, "--total-timesteps", 2560, modules=MODULES)
+    assert "cannot be saved" in resumed.stderr

@@ -26,7 +26,7 @@ COLUMNS = ["run", "algorithm", "env_id", "seed", "step", "seconds", "episodic_re
 COLUMNS += ["commit", "versions", "hardware", "command"]
 # Arguments that do not tell two experiments apart.
 PLUMBING = {"exp_name", "env_id", "seed", "track", "wandb_project_name", "wandb_entity", "capture_video", "save_model"}
-PLUMBING |= {"upload_model", "hf_entity", "checkpoint_frequency", "resume"}
+PLUMBING |= {"upload_model", "hf_entity", "checkpoint_frequency", "resume", "accelerate"}
 COMPUTED = {"batch_size", "minibatch_size", "num_iterations"}
 Warn = Callable[[str], None]
 

@@ -22,7 +22,7 @@ class Drift(gym.Env):
     action_space = gym.spaces.Discrete(3)
     _frameskip = 1
 
-    def __init__(self, obs_type: str, frameskip: int):
+    def __init__(self, obs_type: str, frameskip: int, render_mode: str | None = None):
         assert (obs_type, frameskip) == ("grayscale", 1)
 
     @property
