@@ -4,11 +4,13 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
-from cleanrl_utils import lineage
+import cleanrl_utils.accelerate
+from cleanrl_utils import density, lineage
 
 MOULD = '''"""{title}
 
@@ -99,6 +101,17 @@ def run(root, capsys):
     return run
 
 
+@pytest.fixture(autouse=True)
+def proofs(monkeypatch):
+    """A stand-in for cleanrl_utils.accelerate.proofs: no file lacks a proof, and proving succeeds."""
+    proofs = types.ModuleType("cleanrl_utils.accelerate.proofs")
+    proofs.missing = lambda paths: []
+    proofs.prove = lambda paths: 0
+    monkeypatch.setattr(cleanrl_utils.accelerate, "proofs", proofs, raising=False)
+    monkeypatch.setitem(sys.modules, "cleanrl_utils.accelerate.proofs", proofs)
+    return proofs
+
+
 def problems(run):
     code, out, _ = run("check")
     assert code == 1
@@ -108,14 +121,15 @@ def problems(run):
 # ---- tree ----
 
 
-def test_tree_draws_every_edge_with_its_changes_and_its_budget(run):
+def test_tree_draws_every_edge_with_its_changes_its_budget_and_its_density(run):
     code, out, _ = run("tree")
     assert code == 0
+    density = " 4.5 tokens a line,   0% long,  0.0 clever"  # 68 tokens in 15 lines of code
     assert out == (
-        "dqn.py                     38 lines of 300\n"
-        "ppo.py                     38 lines of 340\n"
-        "└── ppo_atari.py           +1/-1 of budget 30\n"
-        "    └── ppo_atari_lstm.py  +1/-0 of budget 55\n"
+        f"dqn.py                     38 lines of 350     {density}\n"
+        f"ppo.py                     38 lines of 400     {density}\n"
+        f"└── ppo_atari.py           +1/-1 of budget 36  {density}\n"
+        f"    └── ppo_atari_lstm.py  +1/-0 of budget 70  {density}\n"
     )
 
 
@@ -124,8 +138,16 @@ def test_tree_points_at_what_is_over_budget_or_in_a_cycle(run, root, monkeypatch
     monkeypatch.setitem(lineage.BUDGETS, "ppo_atari.py", 0)
     code, out, _ = run("tree")
     assert code == 0
-    assert "ppo_atari.py           +1/-1 of budget 0  over budget\n" in out
+    assert re.search("ppo_atari.py           .1/-1 of budget 0 .* clever  over budget\n", out)
     assert "dqn.py  not drawn: its ancestors are a cycle\n" in out
+
+
+def test_tree_points_at_what_is_too_dense_or_does_not_parse(run, root):
+    write(root, dqn=DQN + WIDE_AND_CLEVER, ppo_atari=ATARI + "def f(:\n")
+    code, out, _ = run("tree")
+    assert code == 0
+    assert re.search("dqn.py .* clever  too many long lines, too clever\n", out)
+    assert re.search("ppo_atari.py .* of budget 36  does not parse\n", out)
 
 
 def test_docstring_and_blank_lines_do_not_count_as_changes(root, run):
@@ -150,6 +172,20 @@ def test_lines_that_occur_often_still_match(root, run):
 
 
 def test_check_passes_on_a_family_that_keeps_the_rules(run):
+    assert run("check") == (0, "4 files, no problems\n", "")
+
+
+def test_check_names_the_files_without_a_proof_and_still_passes(root, run, proofs):
+    proofs.missing = lambda paths: [path.name for path in paths if path.parent == root / "cleanrl"][:2]
+    code, out, _ = run("check")
+    last = "without a proof, so run as written: dqn.py, ppo.py (see `lineage prove`)"
+    assert (code, out.splitlines()) == (0, ["4 files, no problems", last])
+    write(root, dqn=DQN + "#" * 121 + "\n")
+    assert problems(run)[-1] == last
+
+
+def test_check_says_nothing_of_proofs_where_pytorch_is_missing(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cleanrl_utils.accelerate", None)  # importing it is an ImportError
     assert run("check") == (0, "4 files, no problems\n", "")
 
 
@@ -274,6 +310,64 @@ def test_a_child_may_add_and_drop_definitions(root, run):
 def test_check_finds_lines_that_are_too_wide(root, run):
     write(root, dqn=DQN + "#" * 120 + "\n" + "#" * 121 + "\n")
     assert problems(run) == ["cleanrl/dqn.py:40: 121 characters wide, 120 are allowed"]
+
+
+WIDE_AND_CLEVER = f"x = 1 if 2 else {'3' * 99}\n" * 2  # beside 68 tokens in 15 lines of code, 14 in 2
+
+
+def test_check_finds_files_that_are_too_dense(root, run, monkeypatch):
+    write(root, dqn=DQN + WIDE_AND_CLEVER)
+    monkeypatch.setattr(density, "MAX_TOKENS", 4.8)
+    assert problems(run) == [
+        "cleanrl/dqn.py:1: too clever: 11.8 ternaries, walruses and star-unpackings per 100 lines, 3 are allowed",
+        "cleanrl/dqn.py:1: too dense: 4.82 tokens a line, 4.8 are allowed",
+        "cleanrl/dqn.py:1: too many long lines: 11.8% are over 100 characters, 8% are allowed",
+    ]
+    monkeypatch.setattr(density, "MAX_TOKENS", 82 / 17)
+    monkeypatch.setattr(density, "MAX_LONG", 200 / 17)
+    monkeypatch.setattr(density, "MAX_CLEVER", 200 / 17)
+    assert run("check")[0] == 0
+
+
+def test_density_counts_only_lines_of_code():
+    text = f'''"""A docstring {"of a long line" * 9} if x else *y"""
+import os, sys, re
+
+@dataclass
+class Args:
+    a: int = 1 if os else 2
+
+# a comment
+def f(x):  # with another comment
+    """Another docstring"""
+    return (x,
+            2)
+'''
+    # @dataclass: 2 tokens, def f(x): 6, and 4 and 2 in the last two lines; the ternary is seen wherever it stands
+    assert density.measure(text) == density.Density(tokens=14 / 4, long=0.0, clever=25.0)
+    assert density.measure("# nothing\n") == density.Density(0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("line", ["a = b if c else d", "f(a := b)", "f(*a)", "a, *b = c"])
+def test_density_counts_each_kind_of_clever_construct(line):
+    assert density.measure(f"{line}\npass\n").clever == 50.0
+
+
+def test_density_counts_lines_over_100_characters():
+    lines = ["a" * 100, "b" * 101, "c", "d"]
+    assert density.measure("\n".join(lines)).long == 25.0
+
+
+def test_density_as_a_command_prints_each_file_and_fails_on_a_dense_one(root, capsys):
+    path = root / "cleanrl" / "dqn.py"
+    assert density.main([str(path)]) == 0
+    assert capsys.readouterr().out == f"{path!s:40}   4.5 tokens a line,   0% long,  0.0 clever\n"
+    path.write_text(WIDE_AND_CLEVER)
+    assert density.main([str(path)]) == 1
+    assert "too clever: 100.0" in capsys.readouterr().out
+    assert density.main(["nope.py"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert density.main([]) == 2
 
 
 def nested(depth):
@@ -452,6 +546,18 @@ def test_propagate_refuses_a_family_with_an_open_conflict_and_goes_on_once_it_is
     assert read(repository, "ppo_atari_lstm") == LSTM.replace("Breakout-v1", "Breakout-v0")
 
 
+# ---- prove ----
+
+
+@pytest.mark.parametrize("arguments, names", [(["ppo", "dqn.py"], ["ppo.py", "dqn.py"]), ([], None)])
+def test_prove_hands_over_the_named_files_or_all_and_returns_their_exit_code(root, run, proofs, arguments, names):
+    proven = []
+    proofs.prove = lambda paths: proven.extend(paths) or 3
+    assert run("prove", *arguments)[0] == 3
+    expected = [root / "cleanrl" / name for name in names] if names else sorted((root / "cleanrl").glob("*.py"))
+    assert proven == expected
+
+
 # ---- bad input ----
 
 
@@ -463,6 +569,7 @@ def test_propagate_refuses_a_family_with_an_open_conflict_and_goes_on_once_it_is
         (["diff", "ppo"], "ppo.py has no parent in cleanrl/"),
         (["diff", "ppo", "dqn", "--html", "no/such/folder/page.html"], "No such file or directory"),
         (["propagate", "nope"], "no such file: nope"),
+        (["prove", "nope"], "no such file: nope"),
         (["propagate", __file__], "is not in"),
         (["propagate", "ppo", "--base", "nope"], "nope"),
     ],
