@@ -1,10 +1,21 @@
 """Categorical DQN (C51) for Atari games: learns from pixels, and stores each frame in its replay buffer once.
 
+An observation is a stack of 4 frames, and 3 of them are in the observation before it as well. So the replay buffer
+numbers the frames in the order in which they come, keeps them in a ring (number n in place n % len(frames)), and has
+the numbers in its rows: a million transitions take 7.4 GB, and whole stacks would take 56 GB. A step brings one frame,
+the start of an episode another one: there is room for a start every 25 steps. If there are more, the oldest transitions
+lose frames and are no longer drawn.
+
 Paper:   https://arxiv.org/abs/1707.06887 (Bellemare, Dabney and Munos 2017)
 Docs:    docs/rl-algorithms/c51_atari.md
 Parent:  c51.py
 Run:     python cleanrl/c51_atari.py --env-id BreakoutNoFrameskip-v4
 """
+
+import signal
+
+if __name__ == "__main__":  # Ctrl+C during the imports below ends the program without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import json
 import os
@@ -13,6 +24,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
@@ -35,9 +47,9 @@ class Args:
     cuda: bool = True
     """train on the GPU when there is one"""
     compile: bool = False
-    """compile the update with `torch.compile`: half a minute of warm-up; the gain depends on network and device"""
-    cudagraphs: bool = True
-    """replay policy and update as they were recorded, on the GPU as CUDA graphs: the same numbers, much faster"""
+    """compile the update with `torch.compile`: half a minute of warm-up, slightly different rounding"""
+    accelerate: Literal["auto", "on", "off"] = "auto"
+    """record and replay policy and update: `auto` where proven exact, `on` with audits, `off`: as written"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -45,7 +57,7 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of the project on Weights & Biases"""
     capture_video: bool = False
-    """record videos of the first environment, and of the evaluation, into `RUN_DIR/videos`"""
+    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
     save_model: bool = False
     """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
     upload_model: bool = False
@@ -53,9 +65,9 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints (0: never)"""
+    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
     resume: str | None = None
-    """continue the run in this folder from its last checkpoint; flags given beside it win over the saved ones"""
+    """continue the run in this folder; other flags on the command line override the saved ones"""
 
     # Algorithm specific arguments
     env_id: str = "BreakoutNoFrameskip-v4"
@@ -96,92 +108,106 @@ def make_env(env_id, idx, capture_video, run_dir):
     def thunk():
         from stable_baselines3.common.atari_wrappers import ClipRewardEnv, EpisodicLifeEnv, FireResetEnv
 
-        video = {"render_mode": "rgb_array"} if capture_video and idx == 0 else {}
-        env = gym.make(env_id if ":" in env_id else f"ale_py:{env_id}", obs_type="grayscale", frameskip=1, **video)
-        env = gym.wrappers.AtariPreprocessing(env)  # no-op starts, 4 frames a step, 84x84 grey
-        env = gym.wrappers.RecordEpisodeStatistics(env)
-        if video:
+        is_filmed = capture_video and idx == 0
+        env = gym.make(f"ale_py:{env_id}", obs_type="grayscale", frameskip=1, render_mode="rgb_array")
+        env = gym.wrappers.AtariPreprocessing(env)  # no-op starts, 4 frames a step, 84x84 pixels
+        if is_filmed:
             env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
-        env = EpisodicLifeEnv(env)  # a lost life ends the episode of the agent, but not the game
-        env = FireResetEnv(env) if "FIRE" in env.unwrapped.get_action_meanings() else env
-        return gym.wrappers.FrameStackObservation(ClipRewardEnv(env), 4)  # differs from c51.py: as in ppo_atari.py
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        env = EpisodicLifeEnv(env)  # a lost life ends the episode, but not the game
+        if "FIRE" in env.unwrapped.get_action_meanings():
+            env = FireResetEnv(env)  # some games wait for FIRE before they start
+        env = gym.wrappers.FrameStackObservation(ClipRewardEnv(env), 4)  # differs from c51.py: as in ppo_atari.py
+        return env
 
     return thunk
 
 
 def make_envs(env_id, num_envs, capture_video, run_dir):
-    # SAME_STEP: the step that ends an episode returns the next one's first observation; infos["final_obs"] has its last
+    # SAME_STEP: when an episode ends, next_obs begins the next one, and infos["final_obs"] is the end of the old one
     thunks = [make_env(env_id, idx, capture_video, run_dir) for idx in range(num_envs)]
     return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
 
 class QNetwork(nn.Module):
-    # differs from dqn.py: an action has a probability for each atom, as logits, and their mean is its value
-    def __init__(self, envs, n_atoms=51, v_min=-10, v_max=10):
+    def __init__(self, envs, atoms):  # differs from dqn.py: an action has a probability for each atom, as logits
         super().__init__()
         num_actions = int(envs.single_action_space.n)
-        convs = nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU()
-        hidden = *convs, nn.Flatten(), nn.Linear(3136, 512), nn.ReLU()  # differs from c51.py: as in Mnih et al. 2015
-        distributions = nn.Linear(512, num_actions * n_atoms), nn.Unflatten(-1, (num_actions, n_atoms))
-        self.network = nn.Sequential(*hidden, *distributions)
-        self.register_buffer("atoms", torch.linspace(v_min, v_max, n_atoms))
+        self.layer1 = nn.Conv2d(4, 32, 8, stride=4)  # differs from c51.py: the network of Mnih et al. 2015
+        self.layer2 = nn.Conv2d(32, 64, 4, stride=2)
+        self.layer3 = nn.Conv2d(64, 64, 3)
+        self.layer4 = nn.Linear(3136, 512)
+        self.head = nn.Linear(512, num_actions * len(atoms))
+        self.atoms = nn.Buffer(atoms)
 
     def forward(self, x):
-        x = x / 255
-        for layer in self.network:  # `forward` skips the machinery of nn.Module, a fifth of the time of so small a call
-            x = layer.forward(x)
-        return x
+        x = self.layer1(x / 255).relu()  # pixels are scaled to [0, 1]
+        x = self.layer2(x).relu()
+        x = self.layer3(x).relu()
+        x = self.layer4(x.flatten(1)).relu()
+        logits = self.head(x)
+        return logits.unflatten(-1, (-1, len(self.atoms)))  # (batch, actions, atoms)
 
     @torch.inference_mode()
     def get_action(self, x):
-        return (self.forward(x).softmax(-1) @ self.atoms).argmax(-1)
+        pmfs = self(x).softmax(-1)
+        q_values = pmfs @ self.atoms  # the value of an action is the mean of its distribution
+        return q_values.argmax(-1)
 
 
 class ReplayBuffer:
-    """The last transitions, each one row of an array, in which frames are numbers: each frame is stored only once."""
+    """The latest transitions, each a row of obs, next_obs, action, reward, termination. New ones replace the oldest."""
 
-    def __init__(self, size, widths, device):
-        self.widths = widths  # of obs, next_obs, actions, rewards and terminations in a row
-        self.rows, self.count, self.new = torch.zeros((size, sum(widths)), dtype=torch.float64), 0, []
-        # NumPy's zeros take no memory before they are overwritten; there is room for an episode each 25 steps
-        self.frames = torch.from_numpy(np.zeros((size + size // 25 + 1000, 84, 84), dtype=np.uint8)).to(device)
-        self.num_frames, self.last_obs, self.last_numbers = 0, -1, np.full(4, -1)
+    def __init__(self, size, obs_dim, action_dim, device):
+        self.columns = [obs_dim, obs_dim, action_dim, 1, 1]
+        self.rows = np.zeros((size, sum(self.columns)))
+        self.num_added = 0
+        self.device = device  # where minibatches go; the rows stay in the memory of the machine
+        self.frames = torch.from_numpy(np.zeros((size + size // 25 + 1000, 84, 84), np.uint8)).to(device)
+        self.num_frames = 0  # differs from c51.py: obs and next_obs are numbers of frames
+        self.stacks = {}  # the numbers of the 4 frames that an environment shows, for those in the midst of an episode
 
-    def add(self, obs, next_obs, *outcomes):
-        """A step of all environments; the next observation at the end of an episode is its final one."""
-        starts = (obs != self.last_obs).any((1, 2, 3))  # an episode starts with four times the same frame
-        frames = np.concatenate([obs[starts, -1], next_obs[:, -1]])  # differs from c51.py: all that is new
-        for number, frame in enumerate(torch.as_tensor(frames), self.num_frames):
-            self.frames[number % len(self.frames)] = frame
-        numbers = np.where(starts[:, None], self.num_frames + starts.cumsum()[:, None] - 1, self.last_numbers)
-        self.num_frames, self.last_obs = self.num_frames + len(frames), next_obs
-        self.last_numbers = np.column_stack([numbers[:, 1:], np.arange(self.num_frames - len(obs), self.num_frames)])
-        self.new.append((numbers, self.last_numbers, *outcomes))
+    def add_frame(self, frame):
+        self.frames[self.num_frames % len(self.frames)] = torch.from_numpy(frame)
+        self.num_frames += 1
+        return self.num_frames - 1
 
-    def write(self):
-        """Move all that was added since the last time to its place, over the oldest rows."""
-        rows, self.new = (np.column_stack([np.concatenate(x) for x in zip(*self.new)]) if self.new else ()), []
-        while len(rows):
-            place = self.rows[self.count % len(self.rows) :][: len(rows)]
-            place[:] = torch.as_tensor(rows[: len(place)], dtype=place.dtype)
-            self.count, rows = self.count + len(place), rows[len(place) :]
+    def add(self, obs, next_obs, actions, rewards, terminations, truncations):
+        for idx, outcome in enumerate(zip(actions, rewards, terminations)):
+            if idx not in self.stacks:  # an episode starts, with 4 times the same frame
+                self.stacks[idx] = [self.add_frame(obs[idx, -1])] * 4
+            frames = self.stacks.pop(idx) + [self.add_frame(next_obs[idx, -1])]
+            self.rows[self.num_added % len(self.rows)] = frames[:4] + frames[1:] + list(outcome)
+            self.num_added += 1
+            if not (terminations[idx] or truncations[idx]):
+                self.stacks[idx] = frames[1:]
 
     def sample(self, batch_size):
-        self.write()
-        inds = torch.randint(min(self.count, len(self.rows)), (batch_size,))
-        while (gone := self.rows[inds, 0] < self.num_frames - len(self.frames)).any():  # frames: after short episodes
-            inds[gone] = torch.randint(len(self.rows), (int(gone.sum()),))
-        numbers, outcomes = self.rows[inds].to(self.frames.device).split((8, 3), -1)
-        return *self.frames[numbers.long() % len(self.frames)].split(4, 1), *outcomes.float().split(1, -1)
+        num_rows = min(self.num_added, len(self.rows))
+        inds = torch.randint(num_rows, (batch_size,)).numpy()
+        for i in range(batch_size):
+            while self.rows[inds[i], 0] < self.num_frames - len(self.frames):  # its first frame has been overwritten
+                inds[i] = torch.randint(num_rows, ())
+        rows = torch.from_numpy(self.rows[inds]).to(self.device)
+        obs, next_obs, actions, rewards, terminations = rows.float().split(self.columns, dim=-1)
+        obs, next_obs = self.frames[rows[:, :8].long() % len(self.frames)].hsplit(2)
+        return obs, next_obs, actions, rewards, terminations
 
     def state_dict(self):
-        self.write()
-        frames = self.frames[: self.num_frames].to("cpu", copy=self.num_frames < len(self.frames))
-        return vars(self) | {"rows": self.rows[: self.count].clone(), "frames": frames}
+        return {
+            "rows": torch.from_numpy(self.rows[: self.num_added]),
+            "num_added": self.num_added,
+            "frames": self.frames[: self.num_frames].cpu(),
+            "num_frames": self.num_frames,
+            "stacks": self.stacks,
+        }
 
     def load_state_dict(self, state):
-        self.rows[: len(state["rows"])], self.frames[: len(state["frames"])] = state["rows"], state["frames"]
-        vars(self).update(state | {"rows": self.rows, "frames": self.frames})
+        self.rows[: len(state["rows"])] = state["rows"]
+        self.num_added = state["num_added"]
+        self.frames[: len(state["frames"])] = state["frames"]
+        self.num_frames = state["num_frames"]
+        self.stacks = state["stacks"]
 
 
 def linear_schedule(start_e, end_e, duration, step):
@@ -189,126 +215,162 @@ def linear_schedule(start_e, end_e, duration, step):
 
 
 def project_distribution(pmfs, returns, atoms):
-    """Move probabilities from any returns to the atoms; each is split between the two around it, their mean kept."""
-    intervals = len(atoms) - 1
-    spacing = (atoms[-1] - atoms[0]) / intervals
-    position = ((returns - atoms[0]) / spacing).clamp(0, intervals)
-    lower = position.long().clamp(0, intervals - 1)  # the highest atom is the upper end of the last interval
-    upper_pmfs = pmfs * (position - lower)
-    return torch.zeros_like(pmfs).scatter_add(-1, lower, pmfs - upper_pmfs).scatter_add(-1, lower + 1, upper_pmfs)
+    """Split the probability of each return between the two atoms around it so that its mean stays the same."""
+    num_intervals = len(atoms) - 1
+    spacing = (atoms[-1] - atoms[0]) / num_intervals
+    position = (returns - atoms[0]) / spacing
+    position = position.clamp(0, num_intervals)  # returns beyond the atoms count as the first or the last one
+    lower = position.long().clamp(0, num_intervals - 1)  # the highest atom is the upper end of the last interval
+    upper_share = position - lower
+    upper_pmfs = pmfs * upper_share
+    lower_pmfs = pmfs - upper_pmfs
+    projected = torch.zeros_like(pmfs)
+    projected = projected.scatter_add(-1, lower, lower_pmfs)
+    return projected.scatter_add(-1, lower + 1, upper_pmfs)
 
 
 def c51_loss(logits, next_logits, actions, rewards, terminations, gamma, atoms):
-    """The loss of a minibatch (Bellemare et al. 2017, algorithm 1), and what to log as a dictionary."""
+    """The loss of a minibatch (Bellemare et al. 2017, algorithm 1), and a dictionary of what to log."""
     batch = torch.arange(len(actions), device=actions.device)
     next_pmfs = next_logits.softmax(-1)  # (batch, actions, atoms)
-    next_pmfs = next_pmfs[batch, (next_pmfs @ atoms).argmax(-1)]  # of the greedy action
+    next_q_values = next_pmfs @ atoms
+    next_pmfs = next_pmfs[batch, next_q_values.argmax(-1)]  # those of the best actions
     returns = rewards + gamma * atoms * (1 - terminations)
     target_pmfs = project_distribution(next_pmfs, returns, atoms)
-    old_logits = logits[batch, actions.squeeze(-1).long()]
+    old_actions = actions.squeeze(-1).long()
+    old_logits = logits[batch, old_actions]
     old_pmfs = old_logits.softmax(-1)
-    loss = -(target_pmfs * old_pmfs.clamp(1e-5, 1 - 1e-5).log()).sum(-1).mean()  # clamped: no gradient beyond
-    return loss, {"loss": loss.detach(), "q_values": (old_pmfs.detach() @ atoms).mean()}
+    log_pmfs = old_pmfs.clamp(1e-5, 1 - 1e-5).log()  # clamped: there is no gradient beyond these bounds
+    loss = -(target_pmfs * log_pmfs).sum(-1).mean()  # the cross-entropy
+    old_q_values = old_pmfs.detach() @ atoms
+    stats = {"loss": loss.detach(), "q_values": old_q_values.mean()}
+    return loss, stats
 
 
 def load_policy(model_path, envs, device="cpu", deterministic=True):
-    """The trained policy as a function from observations to actions, NumPy to NumPy; it is always greedy."""
-    # differs from dqn.py: the number of atoms is the model's
-    state = load_file(model_path, device=str(device))
-    q_network = QNetwork(envs, len(state["atoms"])).to(device)
-    q_network.load_state_dict(state)
-    return lambda obs: q_network.get_action(torch.as_tensor(obs, device=device).float()).cpu().numpy()
+    """The trained policy as a function from observations to actions, NumPy arrays both. It is always greedy."""
+    weights = load_file(model_path, device=str(device))
+    q_network = QNetwork(envs, weights["atoms"]).to(device)  # differs from dqn.py: the atoms are part of the model
+    q_network.load_state_dict(weights)
+
+    def policy(obs):
+        x = torch.as_tensor(obs, dtype=torch.float32, device=device)
+        return q_network.get_action(x).cpu().numpy()
+
+    return policy
 
 
 if __name__ == "__main__":
     args = tyro.cli(Args)
-    try:  # what a run leaves on disk and on the web; copied out of the repository, this file trains without it
+    try:  # checkpoints, evaluation, tracking and acceleration; this file also trains on its own
         from cleanrl_utils import run
     except ImportError:
         run = None
         if args.resume or args.track or args.upload_model or args.compile:
-            sys.exit("--resume, --track, --upload-model, --compile need cleanrl_utils: install it from the repository")
-    if args.resume:
-        args, checkpoint = run.load_checkpoint(args.resume, __file__, Args)
-    if min(args.num_envs, args.buffer_size, args.batch_size, args.train_frequency, args.target_network_frequency) < 1:
-        sys.exit("--num-envs, --buffer-size, --batch-size, --train- and --target-network-frequency are at least 1")
-    if args.total_timesteps <= args.learning_starts:
-        sys.exit(f"--total-timesteps {args.total_timesteps}: more than --learning-starts {args.learning_starts}")
-    support = args.n_atoms, args.v_min, args.v_max
-    if args.n_atoms < 2 or not 0 < args.v_max - args.v_min < float("inf"):
-        sys.exit(f"--n-atoms is at least 2, --v-min is less than --v-max, and both are finite; not {support}")
+            sys.exit("--resume, --track, --upload-model, --compile: install cleanrl_utils for them")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
+        args, checkpoint = run.prepare(args, __file__)
 
     random.seed(args.seed)
     np.random.seed(args.seed)
     torch.manual_seed(args.seed)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what determinism asks of cuBLAS
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for determinism on a GPU
     torch.use_deterministic_algorithms(args.torch_deterministic)
     torch.set_num_threads(1)  # on matrices this small, threads cost more than they give
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
-    run_dir = args.resume or f"runs/{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = args.resume or f"runs/{run_name}"
     try:
         envs = make_envs(args.env_id, args.num_envs, args.capture_video, run_dir)
-        q_network, target_network = QNetwork(envs, *support).to(device), QNetwork(envs, *support).to(device)
-        target_network.requires_grad_(False).load_state_dict(q_network.state_dict())
-        lr = torch.tensor(args.learning_rate, device=device)  # a tensor: CUDA graphs read it anew at each replay
-        eps = 0.01 / args.batch_size  # as in the paper
-        optimizer = torch.optim.Adam(q_network.parameters(), lr, eps=eps, fused=True, capturable=lr.is_cuda)
-        shape = args.buffer_size, (*envs.single_observation_space.shape[:1] * 2, 1, 1, 1)
-        buffer = run.fit(ReplayBuffer, *shape, device) if run else ReplayBuffer(*shape, device)
-    except (gym.error.Error, AssertionError, ImportError, TypeError, ValueError, OSError) as error:
-        sys.exit(f"cannot train on {args.env_id}: {run.advice(args.env_id, error) if run else error}")
+    except Exception as error:  # an unknown id, a package that is missing, actions of another kind
+        sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
+    atoms = torch.linspace(args.v_min, args.v_max, args.n_atoms, device=device)
+    q_network = QNetwork(envs, atoms).to(device)
+    target_network = QNetwork(envs, atoms).to(device)
+    target_network.load_state_dict(q_network.state_dict())
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor, which a schedule may change
+    adam_epsilon = 0.01 / args.batch_size  # as in the paper
+    optimizer = torch.optim.Adam(q_network.parameters(), learning_rate, eps=adam_epsilon, fused=True)
 
-    def backward(obs, next_obs, actions, rewards, terminations):
-        with torch.no_grad():
-            next_logits = target_network(next_obs)
-        loss, stats = c51_loss(q_network(obs), next_logits, actions, rewards, terminations, args.gamma, q_network.atoms)
-        loss.backward()
-        return stats
-
-    def update(*minibatch):
+    def update(mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations):
         optimizer.zero_grad()
-        stats = backward(*minibatch)
+        with torch.no_grad():
+            next_logits = target_network(mb_next_obs)
+        logits = q_network(mb_obs)
+        loss, stats = c51_loss(logits, next_logits, mb_actions, mb_rewards, mb_terminations, args.gamma, atoms)
+        loss.backward()
         optimizer.step()
         return stats
 
-    if run:  # the same numbers, faster: replayed or compiled; to print or to break inside of them, --no-cudagraphs
-        q_network.get_action, backward, update = run.accelerate(args, device, q_network.get_action, backward, update)
-
     # Storage
-    global_step, recent_returns, stats = 0, deque(maxlen=100), {}
-    duration = max(args.exploration_fraction * args.total_timesteps, 1)
     next_obs, _ = envs.reset(seed=args.seed)
-    stateful = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer, "buffer": buffer}
+    if run:  # ends the program with a clear line if the memory is too small
+        buffer = run.place_buffer(ReplayBuffer, args.buffer_size, next_obs.shape[1], 1, device=device)
+    else:
+        buffer = ReplayBuffer(args.buffer_size, next_obs.shape[1], 1, device)
+
+    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    state = {
+        "global_step": 0,
+        "next_obs": next_obs,
+        "recent_returns": deque(maxlen=100),
+        "envs": envs,
+        "q_network": q_network,
+        "target_network": target_network,
+        "optimizer": optimizer,
+        "buffer": buffer,
+    }
     if args.resume:
-        global_step, next_obs, recent_returns = run.restore(checkpoint, envs, **stateful)
-    writer = run.start(run_dir, args, __file__, global_step) if run else SummaryWriter(run_dir)
+        run.restore(checkpoint, state)
+        if state["next_obs"] is not checkpoint["next_obs"]:
+            buffer.stacks.clear()  # environments that cannot be restored start new episodes
+    global_step = state["global_step"]
+    next_obs = state["next_obs"]
+    recent_returns = state["recent_returns"]
+
+    act = q_network.get_action
+    if run:  # may replay recordings of both, to the same bits; --compile compiles `update`
+        act, update = run.accelerate(args, __file__, act, update, state)
+        writer = run.start(run_dir, args, __file__, global_step)
+    else:
+        writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
-    start_time, logged_step = time.perf_counter(), global_step
+    print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # about 20 lines if the output is not a terminal
+    exploration_steps = max(args.exploration_fraction * args.total_timesteps, 1)
+    stats = {}
+    logged_step = global_step
+    start_time = time.perf_counter()
     for global_step in range(logged_step + args.num_envs, args.total_timesteps + 1, args.num_envs):
         # Act: epsilon-greedily, each environment on its own
-        obs = next_obs.copy()  # the environments reuse their array
-        explore = np.random.rand(args.num_envs) < linear_schedule(args.start_e, args.end_e, duration, global_step)
+        obs = next_obs.copy()  # a copy: the environments reuse their array
+        epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
+        explore = np.random.rand(args.num_envs) < epsilon
         actions = (np.random.rand(args.num_envs) * envs.single_action_space.n).astype(int)  # faster than randint
         if not explore.all():
-            greedy = q_network.get_action(torch.as_tensor(obs, device=device).float()).cpu().numpy()
-            actions = np.where(explore, actions, greedy)
+            x = torch.from_numpy(obs).to(device, torch.float32)
+            greedy_actions = act(x).cpu().numpy()
+            actions = np.where(explore, actions, greedy_actions)
 
         # Learn: before the environments step, so that on a GPU both happen at the same time
-        learning = global_step > max(args.learning_starts, args.num_envs)
-        for step in range(global_step - args.num_envs + 1, global_step + 1) if learning else ():
-            if step % args.train_frequency == 0:
-                stats = update(*(x.to(device) for x in buffer.sample(args.batch_size)))
-            if step % args.target_network_frequency == 0:
-                target_network.load_state_dict(q_network.state_dict())
+        if global_step > args.learning_starts and buffer.num_added > 0:
+            for step in range(global_step - args.num_envs + 1, global_step + 1):
+                if step % args.train_frequency == 0:
+                    minibatch = [x.to(device) for x in buffer.sample(args.batch_size)]
+                    mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = minibatch
+                    stats = update(mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations)
+                if step % args.target_network_frequency == 0:
+                    target_network.load_state_dict(q_network.state_dict())
 
         # Step
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)
         real_next_obs = next_obs.copy()
-        for idx in np.flatnonzero(terminations | truncations):  # not the first observation of the next episode
-            real_next_obs[idx] = infos["final_obs"][idx]
-        buffer.add(obs, real_next_obs, actions, rewards, terminations)
-        if "episode" in infos.get("final_info", ()):
+        if "final_obs" in infos:  # the last observation of an episode, not the first one of the next episode
+            for idx in np.flatnonzero(infos["_final_obs"]):
+                real_next_obs[idx] = infos["final_obs"][idx]
+        buffer.add(obs, real_next_obs, actions, rewards, terminations, truncations)
+        if "episode" in infos.get("final_info", {}):
             episodes = infos["final_info"]["episode"]
             for idx in np.flatnonzero(infos["final_info"]["_episode"]):
                 recent_returns.append(episodes["r"][idx])
@@ -316,28 +378,33 @@ if __name__ == "__main__":
                 writer.add_scalar("charts/episodic_return", episodes["r"][idx], episode_step)
                 writer.add_scalar("charts/episodic_length", episodes["l"][idx], episode_step)
 
-        # Log
+        # Log: every 100 steps, the losses of the latest minibatch
         if global_step % 100 < args.num_envs:
             for name, x in stats.items():
-                if not np.isfinite(x := x.item()):
+                if not np.isfinite(x.item()):
                     raise FloatingPointError(f"{name} is not finite at global_step={global_step}")
                 writer.add_scalar(f"losses/{name}", x, global_step)
+            stats = {}
             sps = (global_step - logged_step) / (time.perf_counter() - start_time)
             writer.add_scalar("charts/SPS", sps, global_step)
             recent_return = np.mean(recent_returns or [np.nan])
             progress.set_postfix(episodic_return=recent_return, refresh=False)
             progress.update(global_step - logged_step)
-            start_time, logged_step, stats = time.perf_counter(), global_step, {}
-            if progress.disable and global_step % (args.total_timesteps // 2000 * 100 + 100) < args.num_envs:
+            logged_step = global_step
+            start_time = time.perf_counter()
+            if progress.disable and global_step % print_frequency < args.num_envs:
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
+
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
         if run and run.checkpoint_due(args, global_step, args.num_envs):
-            state = {"global_step": global_step, "next_obs": next_obs, "recent_returns": recent_returns}
-            run.save_checkpoint(run_dir, args, __file__, envs, writer, state, **stateful)
+            state.update(global_step=global_step, next_obs=next_obs)
+            run.save_checkpoint(run_dir, args, __file__, writer, state)
 
     envs.close()
     progress.close()
     if args.save_model:
-        save_file(q_network.state_dict(), f"{run_dir}/{args.exp_name}.safetensors", {"args": json.dumps(vars(args))})
-    if run:  # evaluate, upload, and say where everything is
+        metadata = {"args": json.dumps(vars(args)), "global_step": str(global_step)}
+        save_file(q_network.state_dict(), f"{run_dir}/{args.exp_name}.safetensors", metadata)
+    if run:  # evaluates, uploads, and says where everything is
         run.finish(run_dir, args, writer, make_envs, load_policy, recent_returns)
     writer.close()

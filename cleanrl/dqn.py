@@ -6,6 +6,11 @@ Parent:  none
 Run:     python cleanrl/dqn.py --env-id CartPole-v1
 """
 
+import signal
+
+if __name__ == "__main__":  # Ctrl+C during the imports below ends the program without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import json
 import os
 import random
@@ -13,6 +18,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
@@ -35,9 +41,9 @@ class Args:
     cuda: bool = True
     """train on the GPU when there is one"""
     compile: bool = False
-    """compile the update with `torch.compile`: half a minute of warm-up; the gain depends on network and device"""
-    cudagraphs: bool = True
-    """replay policy and update as they were recorded, on the GPU as CUDA graphs: the same numbers, much faster"""
+    """compile the update with `torch.compile`: half a minute of warm-up, slightly different rounding"""
+    accelerate: Literal["auto", "on", "off"] = "auto"
+    """record and replay policy and update: `auto` where proven exact, `on` with audits, `off`: as written"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -45,7 +51,7 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of the project on Weights & Biases"""
     capture_video: bool = False
-    """record videos of the first environment, and of the evaluation, into `RUN_DIR/videos`"""
+    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
     save_model: bool = False
     """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
     upload_model: bool = False
@@ -53,9 +59,9 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints (0: never)"""
+    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
     resume: str | None = None
-    """continue the run in this folder from its last checkpoint; flags given beside it win over the saved ones"""
+    """continue the run in this folder; other flags on the command line override the saved ones"""
 
     # Algorithm specific arguments
     env_id: str = "CartPole-v1"
@@ -71,7 +77,7 @@ class Args:
     gamma: float = 0.99
     """the discount factor"""
     tau: float = 1.0
-    """how far the target network moves towards the network: 1 copies it"""
+    """how far an update moves the target network towards the Q-network: 1 copies it"""
     target_network_frequency: int = 500
     """environment steps between updates of the target network"""
     batch_size: int = 128
@@ -90,22 +96,26 @@ class Args:
 
 def make_env(env_id, idx, capture_video, run_dir):
     def thunk():
-        video = {"render_mode": "rgb_array"} if capture_video and idx == 0 else {}
-        env = gym.make(env_id, **video)
-        if not isinstance(env.action_space, gym.spaces.Discrete):
-            raise ValueError(f"its actions are {env.action_space}; for Box actions there is ppo_continuous_action.py")
-        if len(env.observation_space.shape or ()) != 1:  # integers, matrices and dictionaries become one vector
+        is_filmed = capture_video and idx == 0
+        env = gym.make(env_id, render_mode="rgb_array") if is_filmed else gym.make(env_id)
+        action_space = env.action_space
+        if not isinstance(action_space, gym.spaces.Discrete):
+            raise ValueError(f"its actions are {action_space}; try ddpg_continuous_action.py")
+        if action_space.start != 0:  # the policy counts actions from 0, this environment does not
+            from_0 = gym.spaces.Discrete(action_space.n)
+            env = gym.wrappers.TransformAction(env, lambda action: action + action_space.start, from_0)
+        if len(env.observation_space.shape or ()) != 1:  # integers and matrices become one vector
             env = gym.wrappers.FlattenObservation(env)
-        env = gym.wrappers.RecordEpisodeStatistics(env)
-        if video:
+        if is_filmed:
             env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
+        env = gym.wrappers.RecordEpisodeStatistics(env)
         return env
 
     return thunk
 
 
 def make_envs(env_id, num_envs, capture_video, run_dir):
-    # SAME_STEP: the step that ends an episode returns the next one's first observation; infos["final_obs"] has its last
+    # SAME_STEP: when an episode ends, next_obs begins the next one, and infos["final_obs"] is the end of the old one
     thunks = [make_env(env_id, idx, capture_video, run_dir) for idx in range(num_envs)]
     return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
@@ -113,51 +123,54 @@ def make_envs(env_id, num_envs, capture_video, run_dir):
 class QNetwork(nn.Module):
     def __init__(self, envs):
         super().__init__()
-        obs_dim, num_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
-        hidden = nn.Linear(obs_dim, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()
-        self.network = nn.Sequential(*hidden, nn.Linear(84, num_actions))
+        obs_dim = envs.single_observation_space.shape[0]
+        num_actions = int(envs.single_action_space.n)
+        self.layer1 = nn.Linear(obs_dim, 120)
+        self.layer2 = nn.Linear(120, 84)
+        self.head = nn.Linear(84, num_actions)
 
     def forward(self, x):
-        for layer in self.network:  # `forward` skips the machinery of nn.Module, a fifth of the time of so small a call
-            x = layer.forward(x)
-        return x
+        x = self.layer1(x).relu()
+        x = self.layer2(x).relu()
+        return self.head(x)
 
     @torch.inference_mode()
     def get_action(self, x):
-        return self.forward(x).argmax(-1)
+        return self(x).argmax(-1)
 
 
 class ReplayBuffer:
-    """The last transitions, each one row of an array, so that a minibatch is gathered at once."""
+    """The latest transitions, each a row of obs, next_obs, action, reward, termination. New ones replace the oldest."""
 
-    def __init__(self, size, widths, device):
-        self.widths = widths  # of obs, next_obs, actions, rewards and terminations in a row
-        self.rows, self.count, self.new = torch.zeros((size, sum(widths)), device=device), 0, []
+    def __init__(self, size, obs_dim, action_dim, device):
+        self.columns = [obs_dim, obs_dim, action_dim, 1, 1]
+        self.rows = np.zeros((size, sum(self.columns)))
+        self.num_added = 0
+        self.device = device  # where minibatches go; the rows stay in the memory of the machine
 
-    def add(self, *transitions):
-        """A step of all environments; the next observation at the end of an episode is its final one."""
-        self.new.append(transitions)
-
-    def write(self):
-        """Move all that was added since the last time to its place, over the oldest rows."""
-        rows, self.new = (np.column_stack([np.concatenate(x) for x in zip(*self.new)]) if self.new else ()), []
-        while len(rows):
-            place = self.rows[self.count % len(self.rows) :][: len(rows)]
-            place[:] = torch.as_tensor(rows[: len(place)], dtype=place.dtype)
-            self.count, rows = self.count + len(place), rows[len(place) :]
+    def add(self, obs, next_obs, actions, rewards, terminations):
+        columns = [obs, next_obs, actions.reshape(len(obs), -1), rewards[:, None], terminations[:, None]]
+        rows = np.concatenate(columns, axis=1)
+        for row in rows:
+            self.rows[self.num_added % len(self.rows)] = row
+            self.num_added += 1
 
     def sample(self, batch_size):
-        self.write()
-        inds = torch.randint(min(self.count, len(self.rows)), (batch_size,), device=self.rows.device)
-        return self.rows[inds].split(self.widths, -1)
+        num_rows = min(self.num_added, len(self.rows))
+        inds = torch.randint(num_rows, (batch_size,)).numpy()
+        rows = torch.from_numpy(self.rows[inds]).to(self.device)
+        obs, next_obs, actions, rewards, terminations = rows.float().split(self.columns, dim=-1)
+        return obs, next_obs, actions, rewards, terminations
 
     def state_dict(self):
-        self.write()
-        return vars(self) | {"rows": self.rows[: self.count].clone()}
+        return {
+            "rows": torch.from_numpy(self.rows[: self.num_added]),
+            "num_added": self.num_added,
+        }
 
     def load_state_dict(self, state):
         self.rows[: len(state["rows"])] = state["rows"]
-        vars(self).update(state | {"rows": self.rows})
+        self.num_added = state["num_added"]
 
 
 def linear_schedule(start_e, end_e, duration, step):
@@ -165,106 +178,138 @@ def linear_schedule(start_e, end_e, duration, step):
 
 
 def dqn_loss(q_values, next_q_values, actions, rewards, terminations, gamma):
-    """The loss of a minibatch (Mnih et al. 2015, algorithm 1), and what to log as a dictionary."""
-    td_target = rewards + gamma * next_q_values.max(-1, keepdim=True).values * (1 - terminations)
+    """The loss of a minibatch (Mnih et al. 2015, algorithm 1), and a dictionary of what to log."""
+    td_target = rewards + gamma * next_q_values.amax(-1, keepdim=True) * (1 - terminations)
     old_q_values = q_values.gather(-1, actions.long())
-    td_loss = nn.functional.mse_loss(old_q_values, td_target)
+    td_loss = ((old_q_values - td_target) ** 2).mean()
     return td_loss, {"td_loss": td_loss.detach(), "q_values": old_q_values.detach().mean()}
 
 
+@torch.no_grad()
+def update_target(target_network, q_network, tau):  # with tau = 1, the target network becomes a copy
+    for target_param, param in zip(target_network.parameters(), q_network.parameters()):
+        target_param.lerp_(param, tau)
+
+
 def load_policy(model_path, envs, device="cpu", deterministic=True):
-    """The trained policy as a function from observations to actions, NumPy to NumPy; it is always greedy."""
+    """The trained policy as a function from observations to actions, NumPy arrays both. It is always greedy."""
     q_network = QNetwork(envs).to(device)
     q_network.load_state_dict(load_file(model_path, device=str(device)))
-    return lambda obs: q_network.get_action(torch.as_tensor(obs, device=device).float()).cpu().numpy()
+
+    def policy(obs):
+        x = torch.as_tensor(obs, dtype=torch.float32, device=device)
+        return q_network.get_action(x).cpu().numpy()
+
+    return policy
 
 
 if __name__ == "__main__":
     args = tyro.cli(Args)
-    try:  # what a run leaves on disk and on the web; copied out of the repository, this file trains without it
+    try:  # checkpoints, evaluation, tracking and acceleration; this file also trains on its own
         from cleanrl_utils import run
     except ImportError:
         run = None
         if args.resume or args.track or args.upload_model or args.compile:
-            sys.exit("--resume, --track, --upload-model, --compile need cleanrl_utils: install it from the repository")
-    if args.resume:
-        args, checkpoint = run.load_checkpoint(args.resume, __file__, Args)
-    if min(args.num_envs, args.buffer_size, args.batch_size, args.train_frequency, args.target_network_frequency) < 1:
-        sys.exit("--num-envs, --buffer-size, --batch-size, --train- and --target-network-frequency are at least 1")
-    if args.total_timesteps <= args.learning_starts:
-        sys.exit(f"--total-timesteps {args.total_timesteps}: more than --learning-starts {args.learning_starts}")
+            sys.exit("--resume, --track, --upload-model, --compile: install cleanrl_utils for them")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
+        args, checkpoint = run.prepare(args, __file__)
 
     random.seed(args.seed)
     np.random.seed(args.seed)
     torch.manual_seed(args.seed)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what determinism asks of cuBLAS
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for determinism on a GPU
     torch.use_deterministic_algorithms(args.torch_deterministic)
     torch.set_num_threads(1)  # on matrices this small, threads cost more than they give
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
-    run_dir = args.resume or f"runs/{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = args.resume or f"runs/{run_name}"
     try:
         envs = make_envs(args.env_id, args.num_envs, args.capture_video, run_dir)
-        q_network, target_network = QNetwork(envs).to(device), QNetwork(envs).to(device)
-        target_network.requires_grad_(False).load_state_dict(q_network.state_dict())
-        lr = torch.tensor(args.learning_rate, device=device)  # a tensor: CUDA graphs read it anew at each replay
-        optimizer = torch.optim.Adam(q_network.parameters(), lr, fused=True, capturable=lr.is_cuda)
-        shape = args.buffer_size, (*envs.single_observation_space.shape[:1] * 2, 1, 1, 1)
-        buffer = run.fit(ReplayBuffer, *shape, device) if run else ReplayBuffer(*shape, device)
-    except (gym.error.Error, AssertionError, ImportError, TypeError, ValueError, OSError) as error:
-        sys.exit(f"cannot train on {args.env_id}: {run.advice(args.env_id, error) if run else error}")
+    except Exception as error:  # an unknown id, a package that is missing, actions of another kind
+        sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
+    q_network = QNetwork(envs).to(device)
+    target_network = QNetwork(envs).to(device)
+    target_network.load_state_dict(q_network.state_dict())
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor, which a schedule may change
+    optimizer = torch.optim.Adam(q_network.parameters(), learning_rate, fused=True)
 
-    def backward(obs, next_obs, actions, rewards, terminations):
-        with torch.no_grad():
-            next_q_values = target_network(next_obs)
-        loss, stats = dqn_loss(q_network(obs), next_q_values, actions, rewards, terminations, args.gamma)
-        loss.backward()
-        return stats
-
-    def update(*minibatch):
+    def update(mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations):
         optimizer.zero_grad()
-        stats = backward(*minibatch)
+        with torch.no_grad():
+            next_q_values = target_network(mb_next_obs)
+        q_values = q_network(mb_obs)
+        loss, stats = dqn_loss(q_values, next_q_values, mb_actions, mb_rewards, mb_terminations, args.gamma)
+        loss.backward()
         optimizer.step()
         return stats
 
-    if run:  # the same numbers, faster: replayed or compiled; to print or to break inside of them, --no-cudagraphs
-        q_network.get_action, backward, update = run.accelerate(args, device, q_network.get_action, backward, update)
-
     # Storage
-    global_step, recent_returns, stats = 0, deque(maxlen=100), {}
-    duration = max(args.exploration_fraction * args.total_timesteps, 1)
     next_obs, _ = envs.reset(seed=args.seed)
-    stateful = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer, "buffer": buffer}
+    if run:  # ends the program with a clear line if the memory is too small
+        buffer = run.place_buffer(ReplayBuffer, args.buffer_size, next_obs.shape[1], 1, device=device)
+    else:
+        buffer = ReplayBuffer(args.buffer_size, next_obs.shape[1], 1, device)
+
+    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    state = {
+        "global_step": 0,
+        "next_obs": next_obs,
+        "recent_returns": deque(maxlen=100),
+        "envs": envs,
+        "q_network": q_network,
+        "target_network": target_network,
+        "optimizer": optimizer,
+        "buffer": buffer,
+    }
     if args.resume:
-        global_step, next_obs, recent_returns = run.restore(checkpoint, envs, **stateful)
-    writer = run.start(run_dir, args, __file__, global_step) if run else SummaryWriter(run_dir)
+        run.restore(checkpoint, state)
+    global_step = state["global_step"]
+    next_obs = state["next_obs"]
+    recent_returns = state["recent_returns"]
+
+    act = q_network.get_action
+    if run:  # may replay recordings of both, to the same bits; --compile compiles `update`
+        act, update = run.accelerate(args, __file__, act, update, state)
+        writer = run.start(run_dir, args, __file__, global_step)
+    else:
+        writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
-    start_time, logged_step = time.perf_counter(), global_step
+    print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # about 20 lines if the output is not a terminal
+    exploration_steps = max(args.exploration_fraction * args.total_timesteps, 1)
+    stats = {}
+    logged_step = global_step
+    start_time = time.perf_counter()
     for global_step in range(logged_step + args.num_envs, args.total_timesteps + 1, args.num_envs):
         # Act: epsilon-greedily, each environment on its own
-        obs = next_obs.copy()  # the environments reuse their array
-        explore = np.random.rand(args.num_envs) < linear_schedule(args.start_e, args.end_e, duration, global_step)
+        obs = next_obs.copy()  # a copy: the environments reuse their array
+        epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
+        explore = np.random.rand(args.num_envs) < epsilon
         actions = (np.random.rand(args.num_envs) * envs.single_action_space.n).astype(int)  # faster than randint
         if not explore.all():
-            greedy = q_network.get_action(torch.as_tensor(obs, device=device).float()).cpu().numpy()
-            actions = np.where(explore, actions, greedy)
+            x = torch.from_numpy(obs).to(device, torch.float32)
+            greedy_actions = act(x).cpu().numpy()
+            actions = np.where(explore, actions, greedy_actions)
 
         # Learn: before the environments step, so that on a GPU both happen at the same time
-        learning = global_step > max(args.learning_starts, args.num_envs)
-        for step in range(global_step - args.num_envs + 1, global_step + 1) if learning else ():
-            if step % args.train_frequency == 0:
-                stats = update(*(x.to(device) for x in buffer.sample(args.batch_size)))
-            if step % args.target_network_frequency == 0:
-                weights = [x.data for x in q_network.parameters()]
-                torch._foreach_lerp_(list(target_network.parameters()), weights, args.tau)
+        if global_step > args.learning_starts and buffer.num_added > 0:
+            for step in range(global_step - args.num_envs + 1, global_step + 1):
+                if step % args.train_frequency == 0:
+                    minibatch = [x.to(device) for x in buffer.sample(args.batch_size)]
+                    mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = minibatch
+                    stats = update(mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations)
+                if step % args.target_network_frequency == 0:
+                    update_target(target_network, q_network, args.tau)
 
         # Step
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)
         real_next_obs = next_obs.copy()
-        for idx in np.flatnonzero(terminations | truncations):  # not the first observation of the next episode
-            real_next_obs[idx] = infos["final_obs"][idx]
+        if "final_obs" in infos:  # the last observation of an episode, not the first one of the next episode
+            for idx in np.flatnonzero(infos["_final_obs"]):
+                real_next_obs[idx] = infos["final_obs"][idx]
         buffer.add(obs, real_next_obs, actions, rewards, terminations)
-        if "episode" in infos.get("final_info", ()):
+        if "episode" in infos.get("final_info", {}):
             episodes = infos["final_info"]["episode"]
             for idx in np.flatnonzero(infos["final_info"]["_episode"]):
                 recent_returns.append(episodes["r"][idx])
@@ -272,28 +317,33 @@ if __name__ == "__main__":
                 writer.add_scalar("charts/episodic_return", episodes["r"][idx], episode_step)
                 writer.add_scalar("charts/episodic_length", episodes["l"][idx], episode_step)
 
-        # Log
+        # Log: every 100 steps, the losses of the latest minibatch
         if global_step % 100 < args.num_envs:
             for name, x in stats.items():
-                if not np.isfinite(x := x.item()):
+                if not np.isfinite(x.item()):
                     raise FloatingPointError(f"{name} is not finite at global_step={global_step}")
                 writer.add_scalar(f"losses/{name}", x, global_step)
+            stats = {}
             sps = (global_step - logged_step) / (time.perf_counter() - start_time)
             writer.add_scalar("charts/SPS", sps, global_step)
             recent_return = np.mean(recent_returns or [np.nan])
             progress.set_postfix(episodic_return=recent_return, refresh=False)
             progress.update(global_step - logged_step)
-            start_time, logged_step, stats = time.perf_counter(), global_step, {}
-            if progress.disable and global_step % (args.total_timesteps // 2000 * 100 + 100) < args.num_envs:
+            logged_step = global_step
+            start_time = time.perf_counter()
+            if progress.disable and global_step % print_frequency < args.num_envs:
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
+
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
         if run and run.checkpoint_due(args, global_step, args.num_envs):
-            state = {"global_step": global_step, "next_obs": next_obs, "recent_returns": recent_returns}
-            run.save_checkpoint(run_dir, args, __file__, envs, writer, state, **stateful)
+            state.update(global_step=global_step, next_obs=next_obs)
+            run.save_checkpoint(run_dir, args, __file__, writer, state)
 
     envs.close()
     progress.close()
     if args.save_model:
-        save_file(q_network.state_dict(), f"{run_dir}/{args.exp_name}.safetensors", {"args": json.dumps(vars(args))})
-    if run:  # evaluate, upload, and say where everything is
+        metadata = {"args": json.dumps(vars(args)), "global_step": str(global_step)}
+        save_file(q_network.state_dict(), f"{run_dir}/{args.exp_name}.safetensors", metadata)
+    if run:  # evaluates, uploads, and says where everything is
         run.finish(run_dir, args, writer, make_envs, load_policy, recent_returns)
     writer.close()

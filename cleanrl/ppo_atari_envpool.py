@@ -1,4 +1,4 @@
-"""Proximal Policy Optimization (PPO) for Atari games that EnvPool plays in C++ threads, several times as fast.
+"""Proximal Policy Optimization (PPO) for Atari games that EnvPool plays in C++ threads.
 
 Paper:   https://arxiv.org/abs/1707.06347 (Schulman et al. 2017)
 Details: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/ (Huang et al. 2022)
@@ -7,6 +7,11 @@ Parent:  ppo_atari.py
 Run:     python cleanrl/ppo_atari_envpool.py --env-id Breakout-v5
 """
 
+import signal
+
+if __name__ == "__main__":  # Ctrl+C during the imports below ends the program without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import json
 import os
 import random
@@ -14,9 +19,8 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
-from itertools import pairwise, product
+from typing import Literal
 
-import gymnasium as gym
 import numpy as np
 import torch
 import torch.nn as nn
@@ -37,9 +41,9 @@ class Args:
     cuda: bool = True
     """train on the GPU when there is one"""
     compile: bool = False
-    """compile the update with `torch.compile`: half a minute of warm-up; the gain depends on network and device"""
-    cudagraphs: bool = True
-    """replay policy and update as they were recorded, on the GPU as CUDA graphs: the same numbers, much faster"""
+    """compile the update with `torch.compile`: half a minute of warm-up, slightly different rounding"""
+    accelerate: Literal["auto", "on", "off"] = "auto"
+    """record and replay policy and update: `auto` where proven exact, `on` with audits, `off`: as written"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -47,7 +51,7 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of the project on Weights & Biases"""
     capture_video: bool = False
-    """record videos of the first environment, and of the evaluation, into `RUN_DIR/videos`"""
+    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
     save_model: bool = False
     """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
     upload_model: bool = False
@@ -55,9 +59,9 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints (0: never)"""
+    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
     resume: str | None = None
-    """continue the run in this folder from its last checkpoint; flags given beside it win over the saved ones"""
+    """continue the run in this folder; other flags on the command line override the saved ones"""
 
     # Algorithm specific arguments
     env_id: str = "Breakout-v5"
@@ -107,12 +111,12 @@ class Args:
 
 
 def make_envs(env_id, num_envs, capture_video, run_dir):
-    import envpool  # differs from ppo_atari.py: it applies the Atari details 1 to 7 itself, in C++
+    import envpool  # differs from ppo_atari.py: it plays the games, and applies the Atari details 1 to 7, in C++
 
     if capture_video:
         raise ValueError("EnvPool cannot be filmed; --capture-video is for ppo_atari.py")
-    atari = {"episodic_life": True, "reward_clip": True, "seed": random.getrandbits(30)}
-    return envpool.make_gymnasium(env_id, num_envs=num_envs, **atari)
+    seed = random.getrandbits(30)  # another one for each pool
+    return envpool.make_gymnasium(env_id, num_envs=num_envs, episodic_life=True, reward_clip=True, seed=seed)
 
 
 def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weights, constant biases
@@ -124,216 +128,277 @@ def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weigh
 class Agent(nn.Module):
     def __init__(self, envs):
         super().__init__()
-        self.network = nn.Sequential(  # differs from ppo.py: Atari detail 8, one network shared (Mnih et al. 2015)
-            *(layer_init(nn.Conv2d(4, 32, 8, stride=4)), nn.ReLU()),
-            *(layer_init(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU()),
-            *(layer_init(nn.Conv2d(64, 64, 3)), nn.ReLU(), nn.Flatten(), layer_init(nn.Linear(3136, 512)), nn.ReLU()),
+        num_actions = int(envs.single_action_space.n)
+        self.network = nn.Sequential(  # differs from ppo.py: Atari detail 8, a shared network (Mnih et al. 2015)
+            layer_init(nn.Conv2d(4, 32, 8, stride=4)),
+            nn.ReLU(),
+            layer_init(nn.Conv2d(32, 64, 4, stride=2)),
+            nn.ReLU(),
+            layer_init(nn.Conv2d(64, 64, 3)),
+            nn.ReLU(),
+            nn.Flatten(),
+            layer_init(nn.Linear(3136, 512)),
+            nn.ReLU(),
         )
         self.critic = layer_init(nn.Linear(512, 1), std=1.0)
-        self.actor = layer_init(nn.Linear(512, int(envs.single_action_space.n)), std=0.01)
+        self.actor = layer_init(nn.Linear(512, num_actions), std=0.01)
         self.bf16 = False
 
     def get_features(self, x):
-        pixels = x.flatten(0, -4).contiguous(memory_format=torch.channels_last)  # a layout for faster convolutions
+        x = x.contiguous(memory_format=torch.channels_last)  # a layout in memory that suits convolutions
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
-            return self.network(pixels / 255).unflatten(0, x.shape[:-3]).float()  # Atari detail 9: scaled to [0, 1]
+            return self.network(x / 255).float()  # Atari detail 9: pixels are scaled to [0, 1]
 
     def get_value(self, x):
-        return self.critic(self.get_features(x)).squeeze(-1)
+        x = self.get_features(x)
+        return self.critic(x).squeeze(-1)
 
     @torch.inference_mode()
     def get_action(self, x, deterministic=False):
-        x = self.actor(self.get_features(x))
-        if not deterministic:  # Gumbel-max trick: the argmax is a sample of softmax(logits), faster than Categorical's
-            x = x - torch.empty_like(x).exponential_().log()
-        return x.argmax(-1)
-
-    def get_action_and_value(self, x, action=None):
-        action = self.get_action(x).clone() if action is None else action
         x = self.get_features(x)
-        logprobs = self.actor(x).log_softmax(-1)
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-        return action, logprobs.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy, self.critic(x).squeeze(-1)
+        logits = self.actor(x)
+        if not deterministic:
+            # Gumbel-max trick: the argmax of logits plus Gumbel noise is a sample of softmax(logits)
+            gumbel_noise = -torch.empty_like(logits).exponential_().log()
+            logits = logits + gumbel_noise
+        return logits.argmax(-1)
+
+    def evaluate_actions(self, x, action):
+        """The log-probability of each action, the entropy of the policy there, and the value of the observation."""
+        x = self.get_features(x)
+        all_logprobs = self.actor(x).log_softmax(-1)
+        logprob = all_logprobs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
+        return logprob, entropy, self.critic(x).squeeze(-1)
 
 
 def compute_gae(rewards, terminations, truncations, values, next_values, gamma, gae_lambda):
-    """Detail 5: generalized advantage estimation (Schulman et al. 2016); all tensors are (num_steps, num_envs).
+    """Detail 5: advantages and returns by GAE (Schulman et al. 2016). All tensors are (num_steps, num_envs).
 
-    `next_values` belong to the observations that really came next. After a termination there is no next value, after a
-    truncation there is that of the final observation, and neither hands on the advantages of the following episode.
+    `next_values` belong to the observations that really came next, also after a truncation. After a termination,
+    nothing comes next. Advantages do not flow from one episode into the one before it.
     """
     deltas = rewards + gamma * next_values * ~terminations - values
     decays = gamma * gae_lambda * ~(terminations | truncations)
-    advantages = [torch.zeros_like(values[0])]
-    for delta, decay in zip(deltas.flip(0), decays.flip(0)):
-        advantages.append(torch.addcmul(delta, decay, advantages[-1]))  # delta + decay * advantage of the next step
-    advantages = torch.stack(advantages[1:]).flip(0)
+    advantages = torch.zeros_like(deltas)
+    advantage = 0.0
+    for step in reversed(range(len(deltas))):
+        advantage = deltas[step] + decays[step] * advantage
+        advantages[step] = advantage
     return advantages, advantages + values
 
 
-def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, values, played, args):
-    """The loss of a minibatch, and the debug variables (detail 12) as a dictionary."""
-    count = played.sum()  # differs from ppo_atari.py: all means are over the steps played, without EnvPool's resets
+def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, values, valid, args):
+    """The loss of a minibatch, and a dictionary of what to log (detail 12: debug variables)."""
+    weights = valid / valid.sum().clamp(min=1)  # differs from ppo_atari.py: `weights @ x` is the mean of valid steps
     logratio = newlogprobs - logprobs
     ratio = logratio.exp()
-    if args.norm_adv:  # detail 7: normalization of advantages
-        advantages = advantages - (advantages * played).sum() / count
-        advantages = advantages / (((advantages**2 * played).sum() / (count - 1)).sqrt() + 1e-8)
+    if args.norm_adv:  # detail 7: advantages are normalized in each minibatch
+        advantages = valid * (advantages - weights @ advantages)
+        variance = advantages @ advantages / (valid.sum() - 1).clamp(min=1)
+        advantages = advantages / (variance.sqrt() + 1e-8)
     # detail 8: clipped surrogate objective (Schulman et al. 2017, eq. 7)
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio)
-    # detail 9: value function loss clipping
+    policy_loss = -weights @ torch.min(advantages * ratio, advantages * clipped_ratio)
+    # detail 9: the value loss is clipped, too: moving a value by more than clip_coef gains nothing
     value_loss = 0.5 * (newvalues - returns) ** 2
     if args.clip_vloss:
         clipped_values = values + (newvalues - values).clamp(-args.clip_coef, args.clip_coef)
         value_loss = torch.max(value_loss, 0.5 * (clipped_values - returns) ** 2)
-    stats = {"value_loss": value_loss, "policy_loss": policy_loss, "entropy": entropy, "old_approx_kl": -logratio}
-    stats["approx_kl"] = ratio - 1 - logratio  # lower variance: http://joschu.net/blog/kl-approx.html
-    stats["clipfrac"] = ((ratio - 1).abs() > args.clip_coef).float()
-    stats = {name: (x * played).sum() / count for name, x in stats.items()}
-    # detail 10: overall loss and entropy bonus (Schulman et al. 2017, eq. 9)
-    loss = stats["policy_loss"] - args.ent_coef * stats["entropy"] + args.vf_coef * stats["value_loss"]
-    return loss, {name: x.detach() for name, x in stats.items()}
+    value_loss = weights @ value_loss
+    # detail 10: the overall loss has an entropy bonus (Schulman et al. 2017, eq. 9)
+    entropy = weights @ entropy
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    with torch.no_grad():
+        stats = {
+            "value_loss": value_loss.detach(),
+            "policy_loss": policy_loss.detach(),
+            "entropy": entropy.detach(),
+            "old_approx_kl": weights @ -logratio,
+            "approx_kl": weights @ (ratio - 1 - logratio),  # less noisy: joschu.net/blog/kl-approx.html
+            "clipfrac": weights @ (ratio != clipped_ratio).float(),
+        }
+    return loss, stats
 
 
 def load_policy(model_path, envs, device="cpu", deterministic=True):
-    """The trained policy as a function from observations to actions, NumPy to NumPy."""
+    """The trained policy as a function from observations to actions, NumPy arrays both."""
     agent = Agent(envs).to(device)
     agent.load_state_dict(load_file(model_path, device=str(device)))
-    return lambda obs: agent.get_action(torch.as_tensor(obs, device=device).float(), deterministic).cpu().numpy()
+
+    def policy(obs):
+        x = torch.as_tensor(obs, dtype=torch.float32, device=device)
+        return agent.get_action(x, deterministic).cpu().numpy()
+
+    return policy
 
 
 if __name__ == "__main__":
     args = tyro.cli(Args)
-    try:  # what a run leaves on disk and on the web; copied out of the repository, this file trains without it
+    try:  # checkpoints, evaluation, tracking and acceleration; this file also trains on its own
         from cleanrl_utils import run
     except ImportError:
         run = None
         if args.resume or args.track or args.upload_model or args.compile:
-            sys.exit("--resume, --track, --upload-model, --compile need cleanrl_utils: install it from the repository")
-    if args.resume:
-        args, checkpoint = run.load_checkpoint(args.resume, __file__, Args)
+            sys.exit("--resume, --track, --upload-model, --compile: install cleanrl_utils for them")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
+        args, checkpoint = run.prepare(args, __file__)
     args.batch_size = args.num_envs * args.num_steps
-    if min(args.num_envs, args.num_steps, args.num_minibatches) < 1 or args.batch_size % args.num_minibatches:
-        sys.exit(f"{args.num_envs} envs x {args.num_steps} steps do not split into {args.num_minibatches} minibatches")
     args.minibatch_size = args.batch_size // args.num_minibatches
     args.num_iterations = args.total_timesteps // args.batch_size
-    if min(args.num_iterations, args.update_epochs) < 1:
-        sys.exit(f"--total-timesteps {args.total_timesteps}: at least {args.batch_size}; --update-epochs: at least 1")
 
     random.seed(args.seed)
     np.random.seed(args.seed)
     torch.manual_seed(args.seed)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what determinism asks of cuBLAS
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for determinism on a GPU
     torch.use_deterministic_algorithms(args.torch_deterministic)
     torch.set_num_threads(1)  # on matrices this small, threads cost more than they give
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
-    run_dir = args.resume or f"runs/{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = args.resume or f"runs/{run_name}"
+    scores = np.zeros(args.num_envs)  # of the games so far; a resumed run starts new games
     try:
-        # Two pools or more, of about 32: while the policy sees to one, the others play
-        bounds = np.linspace(0, args.num_envs, max(min(2, args.num_envs), args.num_envs // 32) + 1, dtype=int).tolist()
-        envs = [make_envs(args.env_id, end - start, args.capture_video, run_dir) for start, end in pairwise(bounds)]
-        agent = Agent(envs[0]).to(device)
-        agent.bf16 = args.bf16
-        lr = torch.tensor(args.learning_rate, device=device)  # a tensor: CUDA graphs read it anew at each replay
-        optimizer = torch.optim.Adam(agent.parameters(), lr, eps=1e-5, fused=True, capturable=lr.is_cuda)  # detail 3
-    except (gym.error.Error, AssertionError, ImportError, TypeError, ValueError, OSError) as error:
-        sys.exit(f"cannot train on {args.env_id}: {run.advice(args.env_id, error) if run else error}")
+        pool_size = min(32, (args.num_envs + 1) // 2)  # two pools or more: one gets its actions while others play
+        columns = [slice(i, i + pool_size) for i in range(0, args.num_envs, pool_size)]
+        envs = [make_envs(args.env_id, len(scores[c]), args.capture_video, run_dir) for c in columns]
+    except Exception as error:  # an unknown id, a package that is missing, actions of another kind
+        sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
+    agent = Agent(envs[0]).to(device)
+    agent.bf16 = args.bf16
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a recorded update sees its changes
+    optimizer = torch.optim.Adam(agent.parameters(), learning_rate, eps=1e-5, fused=True)  # detail 3: its epsilon
 
-    def backward(mb_obs, mb_actions, *mb_targets):
-        _, newlogprobs, entropy, newvalues = agent.get_action_and_value(mb_obs, mb_actions)
-        loss, stats = ppo_loss(newlogprobs, entropy, newvalues, *mb_targets, args)
-        loss.backward()
-        return stats | {"grad_norm": nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)}  # detail 11
-
-    def update(*minibatch):
+    def update(mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_returns, mb_values, mb_valid):
         optimizer.zero_grad()
-        stats = backward(*minibatch)
+        newlogprobs, entropy, newvalues = agent.evaluate_actions(mb_obs, mb_actions)
+        loss, stats = ppo_loss(
+            newlogprobs, entropy, newvalues, mb_logprobs, mb_advantages, mb_returns, mb_values, mb_valid, args
+        )
+        loss.backward()
+        # detail 11: the norm of the whole gradient is clipped
+        stats["grad_norm"] = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
         optimizer.step()
         return stats
 
-    if run:  # the same numbers, faster: replayed or compiled; to print or to break inside of them, --no-cudagraphs
-        agent.get_action, backward, update = run.accelerate(args, device, agent.get_action, backward, update)
-
     # Storage
-    global_step, recent_returns = 0, deque(maxlen=100)
     next_obs = np.concatenate([pool.reset()[0] for pool in envs])
+    rollout_shape = (args.num_steps, args.num_envs)
     obs = torch.zeros((args.num_steps, *next_obs.shape), dtype=torch.uint8, device=device)
-    actions = np.zeros((args.num_steps, args.num_envs), dtype=np.int64)
-    rewards = np.zeros((args.num_steps, args.num_envs), dtype=np.float32)
-    terminations, truncations, played = np.zeros((3, *rewards.shape), dtype=bool)
-    scores, shares = np.zeros(args.num_envs), [slice(*pair) for pair in pairwise(bounds)]  # the columns of each pool
+    actions = np.zeros(rollout_shape, dtype=np.int64)
+    rewards = np.zeros(rollout_shape, dtype=np.float32)
+    terminations = np.zeros(rollout_shape, dtype=bool)
+    truncations = np.zeros(rollout_shape, dtype=bool)
+    valid = np.zeros_like(terminations)  # steps that were played: not the resets of EnvPool
+
+    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    state = {
+        "global_step": 0,
+        "next_obs": next_obs,
+        "recent_returns": deque(maxlen=100),
+        "envs": envs,
+        "agent": agent,
+        "optimizer": optimizer,
+    }
     if args.resume:
-        global_step, next_obs, recent_returns = run.restore(checkpoint, envs, agent=agent, optimizer=optimizer)
-    writer = run.start(run_dir, args, __file__, global_step) if run else SummaryWriter(run_dir)
+        run.restore(checkpoint, state)
+    global_step = state["global_step"]
+    next_obs = state["next_obs"]
+    recent_returns = state["recent_returns"]
+
+    turns = [(step, pool, column) for step in range(args.num_steps + 1) for pool, column in zip(envs, columns)]
+    act = agent.get_action
+    if run:  # may replay recordings of both, to the same bits; --compile compiles `update`
+        act, update = run.accelerate(args, __file__, act, update, state)
+        writer = run.start(run_dir, args, __file__, global_step)
+    else:
+        writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.num_iterations * args.batch_size, initial=global_step, unit="step", disable=None)
     for iteration in range(global_step // args.batch_size + 1, args.num_iterations + 1):
         start_time = time.perf_counter()
-        lr.fill_(args.learning_rate * (1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1))  # detail 4
+        if args.anneal_lr:  # detail 4: the learning rate falls linearly to zero
+            remaining = 1 - (iteration - 1) / args.num_iterations
+            learning_rate.fill_(remaining * args.learning_rate)
 
-        # Rollout: only act; one forward pass after it gives the log-probabilities and values of all its steps
-        for step, (pool, share) in product(range(args.num_steps + 1), zip(envs, shares)):
-            if step > 0:  # this pool has played while the policy saw to the others
-                row = step - 1, share
-                next_obs[share], rewards[row], terminations[row], truncations[row], infos = pool.recv()
-                global_step += pool.config["num_envs"]
-                scores[share] += infos["reward"]  # not clipped
-                for idx in np.flatnonzero(infos["terminated"] | truncations[row]):  # of whole games, not of lives
-                    recent_returns.append(scores[share][idx])
-                    episode_step = global_step - pool.config["num_envs"] + idx + 1  # no two episodes share a step
-                    writer.add_scalar("charts/episodic_return", scores[share][idx], episode_step)
+        # Rollout: only act. One forward pass after it gives log-probabilities and values of all steps.
+        for step, pool, column in turns:
+            last = (step - 1, column)  # at step 0, this is the last step of the rollout before
+            if step > 0:  # what came of the last actions, which were played in the meantime
+                next_obs[column], rewards[last], terminations[last], truncations[last], infos = pool.recv()
+                scores[column] += infos["reward"]  # not clipped; scores are of whole games
+                for idx in np.flatnonzero(infos["terminated"] | truncations[last]):
+                    recent_returns.append(scores[column][idx])
+                    episode_step = global_step + idx + 1  # no two episodes share a step
+                    writer.add_scalar("charts/episodic_return", scores[column][idx], episode_step)
                     writer.add_scalar("charts/episodic_length", infos["elapsed_step"][idx], episode_step)
-                    scores[share][idx] = 0
-            if step < args.num_steps:
-                obs[step, share] = torch.as_tensor(next_obs[share])
-                played[step, share] = ~(terminations[step - 1, share] | truncations[step - 1, share])  # these reset
-                actions[step, share] = action = agent.get_action(obs[step, share]).cpu().numpy()
-                pool.send(action)
+                    scores[column][idx] = 0
+                global_step += len(infos["reward"])
+            if step < args.num_steps:  # the pool plays its next actions in the background
+                obs[step, column] = torch.as_tensor(next_obs[column])
+                valid[step, column] = ~(terminations[last] | truncations[last])  # else a mere reset
+                actions[step, column] = act(obs[step, column]).cpu().numpy()
+                pool.send(actions[step, column])
 
         # Targets
-        t_actions, *t_outcomes = (torch.as_tensor(x).to(device) for x in (actions, rewards, terminations, truncations))
+        b_obs = obs.flatten(0, 1)
+        b_actions = torch.as_tensor(actions, device=device).flatten(0, 1)
+        b_rewards = torch.as_tensor(rewards, device=device)  # (num_steps, num_envs)
+        b_terminations = torch.as_tensor(terminations, device=device)
+        b_truncations = torch.as_tensor(truncations, device=device)
+        b_valid = torch.as_tensor(valid, device=device).flatten()
         with torch.no_grad():
-            _, logprobs, _, values = agent.get_action_and_value(obs, t_actions)
-            next_values = values.roll(-1, 0)
-            next_values[-1] = agent.get_value(torch.as_tensor(next_obs, device=device).float())
-            advantages, returns = compute_gae(*t_outcomes, values, next_values, args.gamma, args.gae_lambda)
+            b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions)
+            values = b_values.view_as(b_rewards)  # (num_steps, num_envs)
+            next_values = values.roll(-1, dims=0)  # of the next step; the last row is set below
+            next_values[-1] = agent.get_value(torch.as_tensor(next_obs).to(obs))  # to the dtype and device of obs
+            advantages, returns = compute_gae(
+                b_rewards, b_terminations, b_truncations, values, next_values, args.gamma, args.gae_lambda
+            )
 
         # Update
-        t_played = torch.as_tensor(played).to(device)
-        batch = [x.flatten(0, 1) for x in (obs, t_actions, logprobs, advantages, returns, values, t_played)]
-        stats = []
-        for _epoch in range(args.update_epochs):  # detail 6: minibatch updates
-            inds = torch.randperm(args.batch_size, device=device)
-            for minibatch in zip(*(x[inds].split(args.minibatch_size) for x in batch)):
-                stats.append(update(*minibatch))
-            if args.target_kl is not None and stats[-1]["approx_kl"] > args.target_kl:
+        b_advantages = advantages.flatten(0, 1)
+        b_returns = returns.flatten(0, 1)
+        all_stats = []
+        for _epoch in range(args.update_epochs):  # detail 6: several epochs of minibatch updates
+            b_inds = torch.randperm(args.batch_size, device=device)
+            for start in range(0, args.batch_size, args.minibatch_size):
+                mb = b_inds[start : start + args.minibatch_size]
+                stats = update(
+                    b_obs[mb], b_actions[mb], b_logprobs[mb], b_advantages[mb], b_returns[mb], b_values[mb], b_valid[mb]
+                )
+                all_stats.append(stats)
+            if args.target_kl is not None and stats["approx_kl"] > args.target_kl:
                 break
 
-        # Log: means over the minibatches of this iteration
-        stats = {name: torch.stack([x[name] for x in stats]).mean() for name in stats[0]}
-        for name, x in {"obs": obs, "rewards": t_outcomes[0], **stats}.items():
+        # Log: the means over all minibatches of this iteration
+        means = {name: torch.stack([stats[name] for stats in all_stats]).mean() for name in stats}
+        checked = {"obs": obs, "rewards": b_rewards} | means
+        for name, x in checked.items():
             if not x.isfinite().all():
                 raise FloatingPointError(f"{name} is not finite at global_step={global_step}")
-        stats["explained_variance"] = 1 - (returns - values)[t_played].var() / returns[t_played].var()
-        for name, x in stats.items():
+        means["explained_variance"] = 1 - (b_returns - b_values)[b_valid].var() / b_returns[b_valid].var()
+        for name, x in means.items():
             writer.add_scalar(f"losses/{name}", x, global_step)
-        writer.add_scalar("charts/learning_rate", lr, global_step)
+        writer.add_scalar("charts/learning_rate", learning_rate, global_step)
         sps = args.batch_size / (time.perf_counter() - start_time)
         writer.add_scalar("charts/SPS", sps, global_step)
         recent_return = np.mean(recent_returns or [np.nan])
         writer.add_scalar("charts/avg_episodic_return", recent_return, global_step)
         progress.set_postfix(episodic_return=recent_return, refresh=False)
         progress.update(args.batch_size)
-        if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal: plain lines
+        if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal, no progress bar
             print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
+
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
         if run and run.checkpoint_due(args, global_step, args.batch_size):
-            state = {"global_step": global_step, "next_obs": next_obs, "recent_returns": recent_returns}
-            run.save_checkpoint(run_dir, args, __file__, envs, writer, state, agent=agent, optimizer=optimizer)
+            state.update(global_step=global_step, next_obs=next_obs)
+            run.save_checkpoint(run_dir, args, __file__, writer, state)
 
     progress.close()
     if args.save_model:
-        save_file(agent.state_dict(), f"{run_dir}/{args.exp_name}.safetensors", {"args": json.dumps(vars(args))})
-    if run:  # evaluate, upload, and say where everything is
+        metadata = {"args": json.dumps(vars(args)), "global_step": str(global_step)}
+        save_file(agent.state_dict(), f"{run_dir}/{args.exp_name}.safetensors", metadata)
+    if run:  # evaluates, uploads, and says where everything is
         run.finish(run_dir, args, writer, make_envs, load_policy, recent_returns)
     writer.close()

@@ -7,13 +7,20 @@ Parent:  ppo.py
 Run:     python cleanrl/ppo_continuous_action.py --env-id HalfCheetah-v4
 """
 
+import signal
+
+if __name__ == "__main__":  # Ctrl+C during the imports below ends the program without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import json
+import math
 import os
 import random
 import sys
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
@@ -23,6 +30,8 @@ import tyro
 from safetensors.torch import load_file, save_file
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
+
+LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
 @dataclass
@@ -36,9 +45,9 @@ class Args:
     cuda: bool = True
     """train on the GPU when there is one"""
     compile: bool = False
-    """compile the update with `torch.compile`: half a minute of warm-up; the gain depends on network and device"""
-    cudagraphs: bool = True
-    """replay policy and update as they were recorded, on the GPU as CUDA graphs: the same numbers, much faster"""
+    """compile the update with `torch.compile`: half a minute of warm-up, slightly different rounding"""
+    accelerate: Literal["auto", "on", "off"] = "auto"
+    """record and replay policy and update: `auto` where proven exact, `on` with audits, `off`: as written"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -46,7 +55,7 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of the project on Weights & Biases"""
     capture_video: bool = False
-    """record videos of the first environment, and of the evaluation, into `RUN_DIR/videos`"""
+    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
     save_model: bool = False
     """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
     upload_model: bool = False
@@ -54,9 +63,9 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints (0: never)"""
+    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
     resume: str | None = None
-    """continue the run in this folder from its last checkpoint; flags given beside it win over the saved ones"""
+    """continue the run in this folder; other flags on the command line override the saved ones"""
 
     # Algorithm specific arguments
     env_id: str = "HalfCheetah-v4"
@@ -105,16 +114,19 @@ class Args:
 
 def make_env(env_id, idx, capture_video, run_dir):
     def thunk():
-        video = {"render_mode": "rgb_array"} if capture_video and idx == 0 else {}
-        env = gym.make(f"shimmy:{env_id}" if env_id.startswith("dm_control/") else env_id, **video)  # imports shimmy
-        if not isinstance(env.action_space, gym.spaces.Box) or len(env.action_space.shape) != 1:
-            raise ValueError(f"its actions are {env.action_space}, no vector; for Discrete actions there is ppo.py")
+        if env_id.startswith("dm_control/"):
+            import shimmy  # noqa: F401 (importing it registers these environments)
+        is_filmed = capture_video and idx == 0
+        env = gym.make(env_id, render_mode="rgb_array") if is_filmed else gym.make(env_id)
+        action_space = env.action_space
+        if len(action_space.shape or ()) != 1:
+            raise ValueError(f"its actions are {action_space}, not a vector; for Discrete ones try ppo.py")
         env = gym.wrappers.ClipAction(env)  # differs from ppo.py: continuous detail 5, actions are executed clipped
-        if len(env.observation_space.shape or ()) != 1:  # integers, matrices and dictionaries become one vector
+        if len(env.observation_space.shape or ()) != 1:  # integers and matrices become one vector
             env = gym.wrappers.FlattenObservation(env)
-        env = gym.wrappers.RecordEpisodeStatistics(env)
-        if video:
+        if is_filmed:
             env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
+        env = gym.wrappers.RecordEpisodeStatistics(env)
         return env
 
     return thunk
@@ -122,7 +134,7 @@ def make_env(env_id, idx, capture_video, run_dir):
 
 def make_envs(env_id, num_envs, capture_video, run_dir):
     # detail 1: vectorized architecture. SAME_STEP: the step that ends an episode returns the first observation of the
-    # next one, and its own last observation in infos["final_obs"]; no reset step gets among the transitions
+    # next episode, and the last observation of the old one in infos["final_obs"], so no reset step is ever trained on.
     thunks = [make_env(env_id, idx, capture_video, run_dir) for idx in range(num_envs)]
     return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
@@ -134,168 +146,214 @@ def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weigh
 
 
 def mlp(input_dim, output_dim, output_std):
-    hidden = [layer_init(nn.Linear(input_dim, 64)), nn.Tanh(), layer_init(nn.Linear(64, 64)), nn.Tanh()]
-    return nn.Sequential(*hidden, layer_init(nn.Linear(64, output_dim), output_std))
+    return nn.Sequential(
+        layer_init(nn.Linear(input_dim, 64)),
+        nn.Tanh(),
+        layer_init(nn.Linear(64, 64)),
+        nn.Tanh(),
+        layer_init(nn.Linear(64, output_dim), output_std),
+    )
 
 
 class Agent(nn.Module):
     def __init__(self, envs):
         super().__init__()
-        # detail 13: separate networks for policy and value
-        self.critic = mlp(envs.single_observation_space.shape[0], 1, output_std=1.0)
-        self.actor = mlp(self.critic[0].in_features, envs.single_action_space.shape[0], 0.01)  # continuous detail 4
-        self.actor_logstd = nn.Parameter(torch.zeros(envs.single_action_space.shape))  # continuous detail 2: no network
-        self.obs_stats = nn.Buffer(torch.tensor([[0.0], [1.0]]).repeat(1, self.critic[0].in_features))  # mean, variance
-        self.return_stats = nn.Buffer(torch.tensor([0.0, 1.0]))  # differs from ppo.py: statistics, saved with the model
+        obs_dim = envs.single_observation_space.shape[0]
+        num_actions = envs.single_action_space.shape[0]  # continuous detail 4 is detail 13
+        # detail 13: policy and value function are separate networks
+        self.critic = mlp(obs_dim, 1, output_std=1.0)
+        self.actor = mlp(obs_dim, num_actions, output_std=0.01)
+        self.actor_logstd = nn.Parameter(torch.zeros(num_actions))  # continuous detail 2: not from a network
+        self.obs_mean = nn.Buffer(torch.zeros(obs_dim))  # differs from ppo.py: statistics, saved with the model
+        self.obs_var = nn.Buffer(torch.ones(obs_dim))
+        self.return_mean = nn.Buffer(torch.tensor(0.0))
+        self.return_var = nn.Buffer(torch.tensor(1.0))
 
-    def normalize(self, x):  # continuous details 6 and 7: normalization and clipping of observations
-        return ((x - self.obs_stats[0]) / (self.obs_stats[1] + 1e-8).sqrt()).clamp(-10, 10)
+    def normalize(self, x):  # continuous details 6 and 7: observations are normalized and clipped
+        return ((x - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-10, 10)
 
     def get_value(self, x):
-        return self.critic(self.normalize(x)).squeeze(-1)
+        x = self.normalize(x)
+        return self.critic(x).squeeze(-1)
 
     @torch.inference_mode()
     def get_action(self, x, deterministic=False):
         x = self.normalize(x)
-        for layer in self.actor:  # `forward` skips the machinery of nn.Module, a fifth of the time of a call this small
-            x = layer.forward(x)
-        return x if deterministic else torch.addcmul(x, self.actor_logstd.exp(), torch.randn_like(x))
+        action = self.actor(x)
+        if not deterministic:
+            action += self.actor_logstd.exp() * torch.randn_like(action)
+        return action
 
-    def get_action_and_value(self, x, action=None):
-        action = self.get_action(x).clone() if action is None else action
-        entropy = self.actor_logstd + 1.4189385  # continuous detail 1: normal distributions, log(std * sqrt(2 pi e))
-        logprobs = 0.5 - entropy - 0.5 * ((action - self.actor(self.normalize(x))) / self.actor_logstd.exp()) ** 2
-        return action, logprobs.sum(-1), entropy.expand_as(logprobs).sum(-1), self.get_value(x)  # continuous detail 3
+    def evaluate_actions(self, x, action):
+        """The log-probability of each action, the entropy of the policy there, and the value of the observation."""
+        x = self.normalize(x)
+        z = (action - self.actor(x)) / self.actor_logstd.exp()  # continuous details 1 and 3: independent normals
+        logprob = (-0.5 * z**2 - self.actor_logstd - LOG_SQRT_2PI).sum(-1)
+        entropy = (self.actor_logstd + 0.5 + LOG_SQRT_2PI).sum()
+        return logprob, entropy, self.critic(x).squeeze(-1)
 
 
-def merge_stats(stats, x, share):  # (mean, variance) of all samples, of which `x` are a share (Chan et al. 1979)
-    var, mean = torch.var_mean(x, (0, 1), correction=0)
-    stats.lerp_(torch.stack([mean, var + (1 - share) * (mean - stats[0]) ** 2]), share)
+def merge_stats(mean, var, x, share):  # `x` are a share of all samples so far (Chan et al. 1979)
+    delta = x.mean(0) - mean
+    mean += share * delta
+    var.lerp_(x.var(0, correction=0) + (1 - share) * delta**2, share)
 
 
 def compute_gae(rewards, terminations, truncations, values, next_values, gamma, gae_lambda):
-    """Detail 5: generalized advantage estimation (Schulman et al. 2016); all tensors are (num_steps, num_envs).
+    """Detail 5: advantages and returns by GAE (Schulman et al. 2016). All tensors are (num_steps, num_envs).
 
-    `next_values` belong to the observations that really came next. After a termination there is no next value, after a
-    truncation there is that of the final observation, and neither hands on the advantages of the following episode.
+    `next_values` belong to the observations that really came next, also after a truncation. After a termination,
+    nothing comes next. Advantages do not flow from one episode into the one before it.
     """
     deltas = rewards + gamma * next_values * ~terminations - values
     decays = gamma * gae_lambda * ~(terminations | truncations)
-    advantages = [torch.zeros_like(values[0])]
-    for delta, decay in zip(deltas.flip(0), decays.flip(0)):
-        advantages.append(torch.addcmul(delta, decay, advantages[-1]))  # delta + decay * advantage of the next step
-    advantages = torch.stack(advantages[1:]).flip(0)
+    advantages = torch.zeros_like(deltas)
+    advantage = 0.0
+    for step in reversed(range(len(deltas))):
+        advantage = deltas[step] + decays[step] * advantage
+        advantages[step] = advantage
     return advantages, advantages + values
 
 
 def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, values, args):
-    """The loss of a minibatch, and the debug variables (detail 12) as a dictionary."""
+    """The loss of a minibatch, and a dictionary of what to log (detail 12: debug variables)."""
     logratio = newlogprobs - logprobs
     ratio = logratio.exp()
-    if args.norm_adv:  # detail 7: normalization of advantages
+    if args.norm_adv:  # detail 7: advantages are normalized in each minibatch
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     # detail 8: clipped surrogate objective (Schulman et al. 2017, eq. 7)
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio)
-    # detail 9: value function loss clipping
+    policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
+    # detail 9: the value loss is clipped, too: moving a value by more than clip_coef gains nothing
     value_loss = 0.5 * (newvalues - returns) ** 2
     if args.clip_vloss:
         clipped_values = values + (newvalues - values).clamp(-args.clip_coef, args.clip_coef)
         value_loss = torch.max(value_loss, 0.5 * (clipped_values - returns) ** 2)
-    stats = {"value_loss": value_loss, "policy_loss": policy_loss, "entropy": entropy, "old_approx_kl": -logratio}
-    stats["approx_kl"] = ratio - 1 - logratio  # lower variance: http://joschu.net/blog/kl-approx.html
-    stats["clipfrac"] = ((ratio - 1).abs() > args.clip_coef).float()
-    stats = {name: x.mean() for name, x in stats.items()}
-    # detail 10: overall loss and entropy bonus (Schulman et al. 2017, eq. 9)
-    loss = stats["policy_loss"] - args.ent_coef * stats["entropy"] + args.vf_coef * stats["value_loss"]
-    return loss, {name: x.detach() for name, x in stats.items()}
+    value_loss = value_loss.mean()
+    # detail 10: the overall loss has an entropy bonus (Schulman et al. 2017, eq. 9)
+    entropy = entropy.mean()
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    with torch.no_grad():
+        stats = {
+            "value_loss": value_loss.detach(),
+            "policy_loss": policy_loss.detach(),
+            "entropy": entropy.detach(),
+            "old_approx_kl": (-logratio).mean(),
+            "approx_kl": (ratio - 1 - logratio).mean(),  # less noisy: joschu.net/blog/kl-approx.html
+            "clipfrac": (ratio != clipped_ratio).float().mean(),
+        }
+    return loss, stats
 
 
 def load_policy(model_path, envs, device="cpu", deterministic=True):
-    """The trained policy as a function from observations to actions, NumPy to NumPy."""
+    """The trained policy as a function from observations to actions, NumPy arrays both."""
     agent = Agent(envs).to(device)
     agent.load_state_dict(load_file(model_path, device=str(device)))
-    return lambda obs: agent.get_action(torch.as_tensor(obs, device=device).float(), deterministic).cpu().numpy()
+
+    def policy(obs):
+        x = torch.as_tensor(obs, dtype=torch.float32, device=device)
+        return agent.get_action(x, deterministic).cpu().numpy()
+
+    return policy
 
 
 if __name__ == "__main__":
     args = tyro.cli(Args)
-    try:  # what a run leaves on disk and on the web; copied out of the repository, this file trains without it
+    try:  # checkpoints, evaluation, tracking and acceleration; this file also trains on its own
         from cleanrl_utils import run
     except ImportError:
         run = None
         if args.resume or args.track or args.upload_model or args.compile:
-            sys.exit("--resume, --track, --upload-model, --compile need cleanrl_utils: install it from the repository")
-    if args.resume:
-        args, checkpoint = run.load_checkpoint(args.resume, __file__, Args)
+            sys.exit("--resume, --track, --upload-model, --compile: install cleanrl_utils for them")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
+        args, checkpoint = run.prepare(args, __file__)
     args.batch_size = args.num_envs * args.num_steps
-    if min(args.num_envs, args.num_steps, args.num_minibatches) < 1 or args.batch_size % args.num_minibatches:
-        sys.exit(f"{args.num_envs} envs x {args.num_steps} steps do not split into {args.num_minibatches} minibatches")
     args.minibatch_size = args.batch_size // args.num_minibatches
     args.num_iterations = args.total_timesteps // args.batch_size
-    if min(args.num_iterations, args.update_epochs) < 1:
-        sys.exit(f"--total-timesteps {args.total_timesteps}: at least {args.batch_size}; --update-epochs: at least 1")
 
     random.seed(args.seed)
     np.random.seed(args.seed)
     torch.manual_seed(args.seed)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what determinism asks of cuBLAS
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for determinism on a GPU
     torch.use_deterministic_algorithms(args.torch_deterministic)
     torch.set_num_threads(1)  # on matrices this small, threads cost more than they give
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
-    run_dir = args.resume or f"runs/{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = args.resume or f"runs/{run_name}"
     try:
         envs = make_envs(args.env_id, args.num_envs, args.capture_video, run_dir)
-        agent = Agent(envs).to(device)
-        lr = torch.tensor(args.learning_rate, device=device)  # a tensor: CUDA graphs read it anew at each replay
-        optimizer = torch.optim.Adam(agent.parameters(), lr, eps=1e-5, fused=True, capturable=lr.is_cuda)  # detail 3
-    except (gym.error.Error, AssertionError, ImportError, TypeError, ValueError, OSError) as error:
-        sys.exit(f"cannot train on {args.env_id}: {run.advice(args.env_id, error) if run else error}")
+    except Exception as error:  # an unknown id, a package that is missing, actions of another kind
+        sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
+    agent = Agent(envs).to(device)
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a recorded update sees its changes
+    optimizer = torch.optim.Adam(agent.parameters(), learning_rate, eps=1e-5, fused=True)  # detail 3: its epsilon
 
-    def backward(mb_obs, mb_actions, *mb_targets):
-        _, newlogprobs, entropy, newvalues = agent.get_action_and_value(mb_obs, mb_actions)
-        loss, stats = ppo_loss(newlogprobs, entropy, newvalues, *mb_targets, args)
-        loss.backward()
-        return stats | {"grad_norm": nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)}  # detail 11
-
-    def update(*minibatch):
+    def update(mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_returns, mb_values):
         optimizer.zero_grad()
-        stats = backward(*minibatch)
+        newlogprobs, entropy, newvalues = agent.evaluate_actions(mb_obs, mb_actions)
+        loss, stats = ppo_loss(newlogprobs, entropy, newvalues, mb_logprobs, mb_advantages, mb_returns, mb_values, args)
+        loss.backward()
+        # detail 11: the norm of the whole gradient is clipped
+        stats["grad_norm"] = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
         optimizer.step()
         return stats
 
-    if run:  # the same numbers, faster: replayed or compiled; to print or to break inside of them, --no-cudagraphs
-        agent.get_action, backward, update = run.accelerate(args, device, agent.get_action, backward, update)
-
     # Storage
-    global_step, recent_returns = 0, deque(maxlen=100)
     next_obs, _ = envs.reset(seed=args.seed)
+    rollout_shape = (args.num_steps, args.num_envs)
     obs = torch.zeros((args.num_steps, *next_obs.shape), device=device)
-    actions = np.zeros((args.num_steps, *envs.action_space.shape), dtype=np.float32)
-    rewards = np.zeros((args.num_steps, args.num_envs), dtype=np.float32)
-    terminations, truncations = np.zeros((2, *rewards.shape), dtype=bool)
-    discounted, envs.discounted = np.zeros_like(rewards), np.zeros(args.num_envs)  # the latter saved with `envs`
+    actions = np.zeros(rollout_shape + envs.single_action_space.shape, dtype=np.float32)
+    rewards = np.zeros(rollout_shape, dtype=np.float32)
+    terminations = np.zeros(rollout_shape, dtype=bool)
+    truncations = np.zeros(rollout_shape, dtype=bool)
+    discounted_returns = np.zeros_like(rewards)
+
+    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    state = {
+        "global_step": 0,
+        "next_obs": next_obs,
+        "running_return": np.zeros(args.num_envs),
+        "recent_returns": deque(maxlen=100),
+        "envs": envs,
+        "agent": agent,
+        "optimizer": optimizer,
+    }
     if args.resume:
-        global_step, next_obs, recent_returns = run.restore(checkpoint, envs, agent=agent, optimizer=optimizer)
-    writer = run.start(run_dir, args, __file__, global_step) if run else SummaryWriter(run_dir)
+        run.restore(checkpoint, state)
+    global_step = state["global_step"]
+    next_obs = state["next_obs"]
+    running_return = state["running_return"]  # the discounted rewards of each episode so far
+    recent_returns = state["recent_returns"]
+
+    act = agent.get_action
+    if run:  # may replay recordings of both, to the same bits; --compile compiles `update`
+        act, update = run.accelerate(args, __file__, act, update, state)
+        writer = run.start(run_dir, args, __file__, global_step)
+    else:
+        writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.num_iterations * args.batch_size, initial=global_step, unit="step", disable=None)
     for iteration in range(global_step // args.batch_size + 1, args.num_iterations + 1):
         start_time = time.perf_counter()
-        lr.fill_(args.learning_rate * (1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1))  # detail 4
+        if args.anneal_lr:  # detail 4: the learning rate falls linearly to zero
+            remaining = 1 - (iteration - 1) / args.num_iterations
+            learning_rate.fill_(remaining * args.learning_rate)
 
-        # Rollout: only act; one forward pass after it gives the log-probabilities and values of all its steps
-        final_obs = {}  # (step, idx) of a truncated episode: its final observation
+        # Rollout: only act. One forward pass after it gives log-probabilities and values of all steps.
+        final_obs = {}  # the last observation of each truncated episode, by (step, idx)
         for step in range(args.num_steps):
-            obs[step] = torch.as_tensor(next_obs)  # a copy: the environments reuse their array
-            actions[step] = action = agent.get_action(obs[step]).tolist()
+            obs[step] = torch.as_tensor(next_obs)
+            action = act(obs[step]).cpu().numpy()
+            actions[step] = action
             next_obs, rewards[step], terminations[step], truncations[step], infos = envs.step(action)
-            discounted[step] = args.gamma * envs.discounted + rewards[step]  # return so far, one per episode
-            envs.discounted = discounted[step] * ~(terminations[step] | truncations[step])
+            running_return[:] = args.gamma * running_return + rewards[step]
+            discounted_returns[step] = running_return
+            running_return[terminations[step] | truncations[step]] = 0
             global_step += args.num_envs
-            if "episode" in infos.get("final_info", ()):
-                for idx in np.flatnonzero(truncations[step]):
-                    final_obs[step, idx] = infos["final_obs"][idx][None]  # a batch of one
+            for idx in np.flatnonzero(truncations[step]):
+                final_obs[step, idx] = np.array([infos["final_obs"][idx]])  # a copy, as a batch of one
+            if "episode" in infos.get("final_info", {}):
                 episodes = infos["final_info"]["episode"]
                 for idx in np.flatnonzero(infos["final_info"]["_episode"]):
                     recent_returns.append(episodes["r"][idx])
@@ -304,53 +362,69 @@ if __name__ == "__main__":
                     writer.add_scalar("charts/episodic_length", episodes["l"][idx], episode_step)
 
         # Targets
-        t_actions, *t_outcomes = (torch.as_tensor(x).to(device) for x in (actions, rewards, terminations, truncations))
+        b_obs = obs.flatten(0, 1)
+        b_actions = torch.as_tensor(actions, device=device).flatten(0, 1)
+        b_rewards = torch.as_tensor(rewards, device=device)  # (num_steps, num_envs)
+        b_terminations = torch.as_tensor(terminations, device=device)
+        b_truncations = torch.as_tensor(truncations, device=device)
+        b_discounted_returns = torch.as_tensor(discounted_returns, device=device).flatten()
+        share = args.batch_size / global_step  # of this rollout among all steps so far
         with torch.no_grad():
-            merge_stats(agent.return_stats, torch.as_tensor(discounted, device=device), args.batch_size / global_step)
-            t_outcomes[0] = (t_outcomes[0] / (agent.return_stats[1] + 1e-8).sqrt()).clamp(-10, 10)  # continuous 8, 9
-            _, logprobs, _, values = agent.get_action_and_value(obs, t_actions)
-            next_values = values.roll(-1, 0)
-            next_values[-1] = agent.get_value(torch.as_tensor(next_obs, device=device).float())
-            for index, x in final_obs.items():  # a truncated episode is bootstrapped from where it was cut off
-                next_values[index] = agent.get_value(torch.as_tensor(x, device=device).float())
-            advantages, returns = compute_gae(*t_outcomes, values, next_values, args.gamma, args.gae_lambda)
+            merge_stats(agent.return_mean, agent.return_var, b_discounted_returns, share)
+            b_rewards = (b_rewards / (agent.return_var + 1e-8).sqrt()).clamp(-10, 10)  # continuous details 8, 9
+            b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions)
+            values = b_values.view_as(b_rewards)  # (num_steps, num_envs)
+            next_values = values.roll(-1, dims=0)  # of the next step; the last row is set below
+            next_values[-1] = agent.get_value(torch.as_tensor(next_obs).to(obs))  # to the dtype and device of obs
+            for index, x in final_obs.items():  # a truncated episode would have gone on from here
+                next_values[index] = agent.get_value(torch.as_tensor(x).to(obs))
+            advantages, returns = compute_gae(
+                b_rewards, b_terminations, b_truncations, values, next_values, args.gamma, args.gae_lambda
+            )
 
         # Update
-        batch = [x.flatten(0, 1) for x in (obs, t_actions, logprobs, advantages, returns, values)]
-        stats = []
-        for _epoch in range(args.update_epochs):  # detail 6: minibatch updates
-            inds = torch.randperm(args.batch_size, device=device)
-            for minibatch in zip(*(x[inds].split(args.minibatch_size) for x in batch)):
-                stats.append(update(*minibatch))
-            if args.target_kl is not None and stats[-1]["approx_kl"] > args.target_kl:
+        b_advantages = advantages.flatten(0, 1)
+        b_returns = returns.flatten(0, 1)
+        all_stats = []
+        for _epoch in range(args.update_epochs):  # detail 6: several epochs of minibatch updates
+            b_inds = torch.randperm(args.batch_size, device=device)
+            for start in range(0, args.batch_size, args.minibatch_size):
+                mb = b_inds[start : start + args.minibatch_size]
+                stats = update(b_obs[mb], b_actions[mb], b_logprobs[mb], b_advantages[mb], b_returns[mb], b_values[mb])
+                all_stats.append(stats)
+            if args.target_kl is not None and stats["approx_kl"] > args.target_kl:
                 break
-        # Once per rollout, after its update: the policy that played is the one whose ratios start at 1; and it is fast
-        merge_stats(agent.obs_stats, obs, args.batch_size / global_step)
 
-        # Log: means over the minibatches of this iteration
-        stats = {name: torch.stack([x[name] for x in stats]).mean() for name in stats[0]}
-        for name, x in {"obs": obs, "rewards": t_outcomes[0], **stats}.items():
+        merge_stats(agent.obs_mean, agent.obs_var, b_obs, share)  # after the update, so that its ratios start at 1
+
+        # Log: the means over all minibatches of this iteration
+        means = {name: torch.stack([stats[name] for stats in all_stats]).mean() for name in stats}
+        checked = {"obs": obs, "rewards": b_rewards} | means
+        for name, x in checked.items():
             if not x.isfinite().all():
                 raise FloatingPointError(f"{name} is not finite at global_step={global_step}")
-        stats["explained_variance"] = 1 - (returns - values).var() / returns.var()
-        for name, x in stats.items():
+        means["explained_variance"] = 1 - (returns - values).var() / returns.var()
+        for name, x in means.items():
             writer.add_scalar(f"losses/{name}", x, global_step)
-        writer.add_scalar("charts/learning_rate", lr, global_step)
+        writer.add_scalar("charts/learning_rate", learning_rate, global_step)
         sps = args.batch_size / (time.perf_counter() - start_time)
         writer.add_scalar("charts/SPS", sps, global_step)
         recent_return = np.mean(recent_returns or [np.nan])
         progress.set_postfix(episodic_return=recent_return, refresh=False)
         progress.update(args.batch_size)
-        if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal: plain lines
+        if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal, no progress bar
             print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
+
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
         if run and run.checkpoint_due(args, global_step, args.batch_size):
-            state = {"global_step": global_step, "next_obs": next_obs, "recent_returns": recent_returns}
-            run.save_checkpoint(run_dir, args, __file__, envs, writer, state, agent=agent, optimizer=optimizer)
+            state.update(global_step=global_step, next_obs=next_obs)
+            run.save_checkpoint(run_dir, args, __file__, writer, state)
 
     envs.close()
     progress.close()
     if args.save_model:
-        save_file(agent.state_dict(), f"{run_dir}/{args.exp_name}.safetensors", {"args": json.dumps(vars(args))})
-    if run:  # evaluate, upload, and say where everything is
+        metadata = {"args": json.dumps(vars(args)), "global_step": str(global_step)}
+        save_file(agent.state_dict(), f"{run_dir}/{args.exp_name}.safetensors", metadata)
+    if run:  # evaluates, uploads, and says where everything is
         run.finish(run_dir, args, writer, make_envs, load_policy, recent_returns)
     writer.close()

@@ -1,4 +1,4 @@
-"""Soft Actor-Critic (SAC): a random policy that is rewarded for its entropy, with the two critics of TD3.
+"""Soft Actor-Critic (SAC): a stochastic policy that is rewarded for its entropy, with the two critics of TD3.
 
 Paper:   https://arxiv.org/abs/1812.05905 (Haarnoja et al. 2018)
 Docs:    docs/rl-algorithms/sac_continuous_action.md
@@ -6,14 +6,20 @@ Parent:  td3_continuous_action.py
 Run:     python cleanrl/sac_continuous_action.py --env-id Hopper-v4
 """
 
-import copy
+import signal
+
+if __name__ == "__main__":  # Ctrl+C during the imports below ends the program without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import json
+import math
 import os
 import random
 import sys
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
@@ -23,6 +29,10 @@ import tyro
 from safetensors.torch import load_file, save_file
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
+
+LOG_STD_MIN = -5  # the logarithm of the standard deviation is squashed between these two
+LOG_STD_MAX = 2
+LOG_SQRT_2PI = math.log(math.sqrt(2 * math.pi))
 
 
 @dataclass
@@ -36,9 +46,9 @@ class Args:
     cuda: bool = True
     """train on the GPU when there is one"""
     compile: bool = False
-    """compile the update with `torch.compile`: half a minute of warm-up; the gain depends on network and device"""
-    cudagraphs: bool = True
-    """replay policy and update as they were recorded, on the GPU as CUDA graphs: the same numbers, much faster"""
+    """compile the update with `torch.compile`: half a minute of warm-up, slightly different rounding"""
+    accelerate: Literal["auto", "on", "off"] = "auto"
+    """record and replay policy and update: `auto` where proven exact, `on` with audits, `off`: as written"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -46,7 +56,7 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of the project on Weights & Biases"""
     capture_video: bool = False
-    """record videos of the first environment, and of the evaluation, into `RUN_DIR/videos`"""
+    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
     save_model: bool = False
     """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
     upload_model: bool = False
@@ -54,9 +64,9 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints (0: never)"""
+    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
     resume: str | None = None
-    """continue the run in this folder from its last checkpoint; flags given beside it win over the saved ones"""
+    """continue the run in this folder; other flags on the command line override the saved ones"""
 
     # Algorithm specific arguments
     env_id: str = "Hopper-v4"
@@ -80,251 +90,314 @@ class Args:
     learning_starts: int = 5_000
     """environment steps before the first update, with random actions"""
     policy_frequency: int = 2
-    """environment steps between updates of the policy, which are then as many"""
+    """environment steps between updates of the policy, which then catches up on those it missed"""
     target_network_frequency: int = 1
     """environment steps between updates of the target networks"""
     alpha: float = 0.2
-    """the temperature, i.e. what entropy is worth, if it is not tuned"""
+    """the temperature, which is the weight of the entropy, if it is not tuned"""
     autotune: bool = True
-    """tune the temperature to an entropy of minus the number of components of an action"""
+    """tune the temperature so that the entropy approaches minus the dimension of the actions"""
 
 
 def make_env(env_id, idx, capture_video, run_dir):
     def thunk():
-        video = {"render_mode": "rgb_array"} if capture_video and idx == 0 else {}
-        env = gym.make(f"shimmy:{env_id}" if env_id.startswith("dm_control/") else env_id, **video)  # imports shimmy
-        if not isinstance(space := env.action_space, gym.spaces.Box) or len(space.shape) != 1 or not space.is_bounded():
-            raise ValueError(f"its actions are {space}, no vector with bounds; try dqn.py or ppo_continuous_action.py")
-        if len(env.observation_space.shape or ()) != 1:  # integers, matrices and dictionaries become one vector
-            env = gym.wrappers.FlattenObservation(env)
-        env = gym.wrappers.RecordEpisodeStatistics(env)
-        if video:
+        if env_id.startswith("dm_control/"):
+            import shimmy  # noqa: F401 (importing it registers these environments)
+        is_filmed = capture_video and idx == 0
+        env = gym.make(env_id, render_mode="rgb_array") if is_filmed else gym.make(env_id)
+        space = env.action_space
+        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1 or not space.is_bounded():
+            raise ValueError(f"its actions are {space}, not a bounded vector; try dqn.py or ppo_continuous_action.py")
+        env = gym.wrappers.FlattenObservation(env)  # a vector, and a copy: arrays may be reused
+        if is_filmed:
             env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
+        env = gym.wrappers.RecordEpisodeStatistics(env)
         return env
 
     return thunk
 
 
 def make_envs(env_id, num_envs, capture_video, run_dir):
-    # SAME_STEP: the step that ends an episode returns the next one's first observation; infos["final_obs"] has its last
+    # SAME_STEP: when an episode ends, next_obs begins the next one, and infos["final_obs"] is the end of the old one
     thunks = [make_env(env_id, idx, capture_video, run_dir) for idx in range(num_envs)]
     return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
 
 def mlp(input_dim, output_dim):
-    hidden = nn.Linear(input_dim, 256), nn.ReLU(inplace=True), nn.Linear(256, 256), nn.ReLU(inplace=True)
-    return nn.Sequential(*hidden, nn.Linear(256, output_dim))
+    return nn.Sequential(
+        nn.Linear(input_dim, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, output_dim)
+    )
 
 
-class SoftQNetwork(nn.Module):
+class QNetwork(nn.Module):
     def __init__(self, envs):
         super().__init__()
         self.network = mlp(envs.single_observation_space.shape[0] + envs.single_action_space.shape[0], 1)
 
-    def forward(self, x, a):
-        return self.network(torch.cat([x, a], -1))
+    def forward(self, x, action):
+        return self.network(torch.cat([x, action], dim=-1))
 
 
 class Actor(nn.Module):
     def __init__(self, envs):
         super().__init__()
         self.network = mlp(envs.single_observation_space.shape[0], 2 * envs.single_action_space.shape[0])
-        low, high = torch.tensor(np.array([envs.single_action_space.low, envs.single_action_space.high])).float()
-        self.low, self.high = nn.Buffer(low), nn.Buffer(high)  # each component of an action has bounds of its own
-        self.action_scale, self.action_bias = nn.Buffer((high - low) / 2), nn.Buffer((high + low) / 2)
+        # each component of an action has bounds of its own; buffers are saved with the network
+        self.low = nn.Buffer(torch.tensor(envs.single_action_space.low, dtype=torch.float32))
+        self.high = nn.Buffer(torch.tensor(envs.single_action_space.high, dtype=torch.float32))
+        self.action_scale = nn.Buffer((self.high - self.low) / 2)
+        self.action_bias = nn.Buffer((self.high + self.low) / 2)
 
     def forward(self, x):
-        mean, log_std = self.network(x).chunk(2, -1)
-        return mean, 3.5 * log_std.tanh() - 1.5  # differs from td3_continuous_action.py: log_std in [-5, 2]
+        # differs from td3_continuous_action.py: mean and log(std) of a normal variable u; the action is tanh(u), scaled
+        mean, log_std = self.network(x).chunk(2, dim=-1)
+        log_std = LOG_STD_MIN + (LOG_STD_MAX - LOG_STD_MIN) * (log_std.tanh() + 1) / 2
+        return mean, log_std
 
     @torch.inference_mode()
-    def get_action(self, x, noise=0.0):
-        mean, log_std = self(x)
-        x = torch.addcmul(mean, log_std.exp(), torch.randn_like(mean), value=noise).tanh()
-        return (x * self.action_scale + self.action_bias).clamp(self.low, self.high)
+    def get_action(self, x, deterministic=False):
+        u, log_std = self(x)
+        if not deterministic:
+            u = u + log_std.exp() * torch.randn_like(u)
+        action = u.tanh() * self.action_scale + self.action_bias
+        return action.clamp(self.low, self.high)
 
-    def get_action_and_logprob(self, x, noise):
+    def get_action_and_logprob(self, x):
+        """Sample actions so that gradients flow through them into the policy (the reparameterization trick)."""
         mean, log_std = self(x)
-        x = mean + log_std.exp() * noise
-        return x.tanh() * self.action_scale + self.action_bias, log_prob(x, log_std, noise, self.action_scale)
+        noise = torch.randn_like(mean)
+        u = mean + log_std.exp() * noise
+        action = u.tanh() * self.action_scale + self.action_bias
+        return action, log_prob(u, log_std, noise, self.action_scale)
 
 
 class ReplayBuffer:
-    """The last transitions, each one row of an array, so that a minibatch is gathered at once."""
+    """The latest transitions, each a row of obs, next_obs, action, reward, termination. New ones replace the oldest."""
 
-    def __init__(self, size, widths, device):
-        self.widths = widths  # of obs, next_obs, actions, rewards and terminations in a row
-        self.rows, self.count, self.new = torch.zeros((size, sum(widths)), device=device), 0, []
+    def __init__(self, size, obs_dim, action_dim, device):
+        self.columns = [obs_dim, obs_dim, action_dim, 1, 1]
+        self.rows = np.zeros((size, sum(self.columns)), dtype=np.float32)
+        self.num_added = 0
+        self.device = device  # where minibatches go; the rows stay in the memory of the machine
 
-    def add(self, *transitions):
-        """A step of all environments; the next observation at the end of an episode is its final one."""
-        self.new.append(transitions)
-
-    def write(self):
-        """Move all that was added since the last time to its place, over the oldest rows."""
-        rows, self.new = (np.column_stack([np.concatenate(x) for x in zip(*self.new)]) if self.new else ()), []
-        while len(rows):
-            place = self.rows[self.count % len(self.rows) :][: len(rows)]
-            place[:] = torch.as_tensor(rows[: len(place)], dtype=place.dtype)
-            self.count, rows = self.count + len(place), rows[len(place) :]
+    def add(self, obs, next_obs, actions, rewards, terminations):
+        columns = [obs, next_obs, actions.reshape(len(obs), -1), rewards[:, None], terminations[:, None]]
+        rows = np.concatenate(columns, axis=1)
+        for row in rows:
+            self.rows[self.num_added % len(self.rows)] = row
+            self.num_added += 1
 
     def sample(self, batch_size):
-        self.write()
-        inds = torch.randint(min(self.count, len(self.rows)), (batch_size,), device=self.rows.device)
-        return self.rows[inds].split(self.widths, -1)
+        num_rows = min(self.num_added, len(self.rows))
+        inds = torch.randint(num_rows, (batch_size,)).numpy()
+        rows = torch.from_numpy(self.rows[inds]).to(self.device)
+        obs, next_obs, actions, rewards, terminations = rows.float().split(self.columns, dim=-1)
+        return obs, next_obs, actions, rewards, terminations
 
     def state_dict(self):
-        self.write()
-        return vars(self) | {"rows": self.rows[: self.count].clone()}
+        return {
+            "rows": torch.from_numpy(self.rows[: self.num_added]),
+            "num_added": self.num_added,
+        }
 
     def load_state_dict(self, state):
         self.rows[: len(state["rows"])] = state["rows"]
-        vars(self).update(state | {"rows": self.rows})
+        self.num_added = state["num_added"]
 
 
-def log_prob(x, log_std, noise, action_scale):
-    """Of the action tanh(x) * action_scale + bias for x = mean + std * noise; exact even where tanh(x) rounds to 1."""
-    log_normal = -0.5 * noise**2 - log_std - 0.9189385  # log(sqrt(2 pi))
-    log_slope = 2 * (0.6931472 - x - nn.functional.softplus(-2 * x))  # log(1 - tanh(x)^2)
+def log_prob(u, log_std, noise, action_scale):
+    """The log-density of tanh(u) * action_scale + action_bias for u = mean + std * noise, by change of variables."""
+    log_normal = -0.5 * noise**2 - log_std - LOG_SQRT_2PI
+    # The slope of tanh is 1 - tanh(u)^2. This form of its logarithm is accurate even where tanh(u) rounds to 1.
+    log_slope = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
     return (log_normal - log_slope - action_scale.log()).sum(-1, keepdim=True)
 
 
-def critic_loss(qf1_values, qf2_values, next_q_values, rewards, terminations, gamma):
-    """The loss of both critics in a minibatch, and what to log as a dictionary."""
-    # differs from ddpg_continuous_action.py: there are two of them, with one target
-    td_target = rewards + gamma * next_q_values * (1 - terminations)
-    qf1_loss = nn.functional.mse_loss(qf1_values, td_target)
-    qf2_loss = nn.functional.mse_loss(qf2_values, td_target)
-    qf_loss = qf1_loss + qf2_loss
-    stats = {"qf1_values": qf1_values.mean(), "qf2_values": qf2_values.mean()}
-    stats |= {"qf1_loss": qf1_loss, "qf2_loss": qf2_loss, "qf_loss": qf_loss / 2}
-    return qf_loss, {name: x.detach() for name, x in stats.items()}
-
-
-def policy_loss(q_values, logprobs, log_alpha, target_entropy):
-    """The loss of policy and temperature in a minibatch (Haarnoja et al. 2018), and what to log as a dictionary."""
-    alpha = log_alpha.exp()
-    losses = {"actor_loss": (alpha.detach() * logprobs - q_values).mean()}
-    if target_entropy is not None:  # otherwise the temperature stays
-        losses["alpha_loss"] = -(alpha * (logprobs.detach() + target_entropy)).mean()
-    return sum(losses.values()), {name: x.detach() for name, x in (losses | {"alpha": alpha}).items()}
+@torch.no_grad()
+def update_target(target_network, network, tau):
+    """Polyak averaging: every weight of the target network moves by a share tau towards that of the network."""
+    for target_param, param in zip(target_network.parameters(), network.parameters()):
+        target_param.lerp_(param, tau)
 
 
 def load_policy(model_path, envs, device="cpu", deterministic=True):
-    """The trained policy as a function from observations to actions, NumPy to NumPy."""
-    # differs from td3_continuous_action.py: actions may be drawn, too
+    """The trained policy as a function from observations to actions, NumPy arrays both."""
+    # differs from td3_continuous_action.py: actions can also be sampled
     actor = Actor(envs).to(device)
-    actor.load_state_dict({k[6:]: x for k, x in load_file(model_path, device=str(device)).items() if k[:6] == "actor."})
-    noise = float(not deterministic)
-    return lambda obs: actor.get_action(torch.as_tensor(obs, device=device).float(), noise).cpu().numpy()
+    weights = load_file(model_path, device=str(device))
+    names = [name for name in weights if name.startswith("actor.")]  # not those of a critic
+    actor.load_state_dict({name.removeprefix("actor."): weights[name] for name in names})
+
+    def policy(obs):
+        x = torch.as_tensor(obs, dtype=torch.float32, device=device)
+        return actor.get_action(x, deterministic).cpu().numpy()
+
+    return policy
 
 
 if __name__ == "__main__":
     args = tyro.cli(Args)
-    try:  # what a run leaves on disk and on the web; copied out of the repository, this file trains without it
+    try:  # checkpoints, evaluation, tracking and acceleration; this file also trains on its own
         from cleanrl_utils import run
     except ImportError:
         run = None
         if args.resume or args.track or args.upload_model or args.compile:
-            sys.exit("--resume, --track, --upload-model, --compile need cleanrl_utils: install it from the repository")
-    if args.resume:
-        args, checkpoint = run.load_checkpoint(args.resume, __file__, Args)
-    if min(args.num_envs, args.buffer_size, args.batch_size, args.policy_frequency, args.target_network_frequency) < 1:
-        sys.exit("--num-envs, --buffer-size, --batch-size, --policy- and --target-network-frequency are at least 1")
-    if args.total_timesteps <= args.learning_starts:
-        sys.exit(f"--total-timesteps {args.total_timesteps}: more than --learning-starts {args.learning_starts}")
+            sys.exit("--resume, --track, --upload-model, --compile: install cleanrl_utils for them")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
+        args, checkpoint = run.prepare(args, __file__)
 
     random.seed(args.seed)
     np.random.seed(args.seed)
     torch.manual_seed(args.seed)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what determinism asks of cuBLAS
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for determinism on a GPU
     torch.use_deterministic_algorithms(args.torch_deterministic)
     torch.set_num_threads(1)  # on matrices this small, threads cost more than they give
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
-    run_dir = args.resume or f"runs/{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = args.resume or f"runs/{run_name}"
     try:
         envs = make_envs(args.env_id, args.num_envs, args.capture_video, run_dir)
-        networks = nn.ModuleDict({"actor": Actor(envs), "qf1": SoftQNetwork(envs), "qf2": SoftQNetwork(envs)})
-        targets = copy.deepcopy(networks.to(device)).requires_grad_(False)
-        del targets["actor"]
-        (actor, qf1, qf2), (qf1_target, qf2_target) = networks.values(), targets.values()
-        critics = *qf1.parameters(), *qf2.parameters()
-        networks.log_alpha = nn.Parameter(torch.tensor(1.0 if args.autotune else args.alpha, device=device).log())
-        target_entropy = -envs.single_action_space.shape[0] if args.autotune else None
-        policy_lr, q_lr = torch.tensor([args.policy_lr, args.q_lr], device=device)  # CUDA graphs read tensors anew
-        policy = {"params": actor.parameters(), "lr": policy_lr}, {"params": networks.log_alpha, "lr": q_lr}
-        q_optimizer = torch.optim.Adam(critics, q_lr, fused=True, capturable=q_lr.is_cuda)
-        actor_optimizer = torch.optim.Adam(policy, fused=True, capturable=q_lr.is_cuda)
-        shape = args.buffer_size, (*envs.single_observation_space.shape * 2, *envs.single_action_space.shape, 1, 1)
-        buffer = run.fit(ReplayBuffer, *shape, device) if run else ReplayBuffer(*shape, device)
-    except (gym.error.Error, AssertionError, ImportError, TypeError, ValueError, OSError) as error:
-        sys.exit(f"cannot train on {args.env_id}: {run.advice(args.env_id, error) if run else error}")
+    except Exception as error:  # an unknown id, a package that is missing, actions of another kind
+        sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
+    actor = Actor(envs).to(device)
+    qf1 = QNetwork(envs).to(device)
+    qf2 = QNetwork(envs).to(device)
+    qf1_target = QNetwork(envs).to(device)
+    qf2_target = QNetwork(envs).to(device)
+    qf1_target.load_state_dict(qf1.state_dict())
+    qf2_target.load_state_dict(qf2.state_dict())
+    # The temperature is what entropy is worth. Its logarithm is learned, so that it stays positive.
+    initial_alpha = 1.0 if args.autotune else args.alpha
+    log_alpha = nn.Parameter(torch.tensor(initial_alpha, device=device).log())
+    target_entropy = -envs.single_action_space.shape[0]
+    policy_lr = torch.tensor(args.policy_lr, device=device)  # a tensor, which a schedule may change
+    q_lr = torch.tensor(args.q_lr, device=device)
+    q_params = list(qf1.parameters()) + list(qf2.parameters())
+    q_optimizer = torch.optim.Adam(q_params, q_lr, fused=True)
+    actor_optimizer = torch.optim.Adam(actor.parameters(), policy_lr, fused=True)
+    alpha_optimizer = torch.optim.Adam([log_alpha], q_lr, fused=True)
 
-    def critic_backward(obs, next_obs, actions, rewards, terminations, noise):
-        with torch.no_grad():
-            next_actions, next_logprobs = actor.get_action_and_logprob(next_obs, noise)
-            # clipped double Q-learning (eq. 10): the smaller value, as maximization would follow overestimates
-            next_q_values = torch.minimum(qf1_target(next_obs, next_actions), qf2_target(next_obs, next_actions))
-            next_q_values = next_q_values - networks.log_alpha.exp() * next_logprobs
-        qf_values = qf1(obs, actions), qf2(obs, actions)
-        loss, stats = critic_loss(*qf_values, next_q_values, rewards, terminations, args.gamma)
-        loss.backward()
+    def update_actor(mb_obs):
+        # Actor: towards actions of higher value and higher entropy
+        actor_optimizer.zero_grad()
+        alpha = log_alpha.detach().exp()
+        actions, logprobs = actor.get_action_and_logprob(mb_obs)
+        q_values = torch.min(qf1(mb_obs, actions), qf2(mb_obs, actions))
+        actor_loss = (alpha * logprobs - q_values).mean()
+        actor_loss.backward(inputs=list(actor.parameters()))  # no gradients for the critics
+        actor_optimizer.step()
+        stats = {"actor_loss": actor_loss.detach(), "alpha": alpha}
+        if args.autotune:  # Temperature: up while the entropy is below its target, and down above it
+            alpha_optimizer.zero_grad()
+            alpha_loss = -(log_alpha.exp() * (logprobs.detach() + target_entropy)).mean()
+            alpha_loss.backward()
+            alpha_optimizer.step()
+            stats["alpha_loss"] = alpha_loss.detach()
         return stats
 
-    def actor_backward(obs, noise):
-        actions, logprobs = actor.get_action_and_logprob(obs, noise)
-        q_values = torch.minimum(qf1(obs, actions), qf2(obs, actions))
-        loss, stats = policy_loss(q_values, logprobs, networks.log_alpha, target_entropy)
-        loss.backward(inputs=[*actor.parameters(), networks.log_alpha])  # none for the critics: a third of the time
-        return stats
-
-    def update(update_policy, update_targets, obs, next_obs, actions, rewards, terminations):
+    def update(mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, update_policy, update_targets):
+        # Critics: their target is the reward plus the discounted value and entropy of what the policy does next
         q_optimizer.zero_grad()
-        stats = critic_backward(obs, next_obs, actions, rewards, terminations, torch.randn_like(actions))
+        with torch.no_grad():
+            next_actions, next_logprobs = actor.get_action_and_logprob(mb_next_obs)
+            qf1_next_values = qf1_target(mb_next_obs, next_actions)
+            qf2_next_values = qf2_target(mb_next_obs, next_actions)
+            # clipped double Q-learning (Fujimoto et al. 2018, eq. 10): the larger of two estimates is often too high
+            next_q_values = torch.min(qf1_next_values, qf2_next_values)
+            next_q_values = next_q_values - log_alpha.exp() * next_logprobs
+            td_target = mb_rewards + args.gamma * next_q_values * (1 - mb_terminations)
+        qf1_values = qf1(mb_obs, mb_actions)
+        qf2_values = qf2(mb_obs, mb_actions)
+        qf1_loss = nn.functional.mse_loss(qf1_values, td_target)
+        qf2_loss = nn.functional.mse_loss(qf2_values, td_target)
+        qf_loss = qf1_loss + qf2_loss
+        qf_loss.backward()
         q_optimizer.step()
-        for _ in range(args.policy_frequency if update_policy else 0):  # as many as of the critics since the last ones
-            actor_optimizer.zero_grad()
-            stats |= actor_backward(obs, torch.randn_like(actions))
-            actor_optimizer.step()
-        if update_targets:
-            torch._foreach_lerp_(list(targets.parameters()), [x.data for x in critics], args.tau)
-        return stats
+        stats = {
+            "qf1_values": qf1_values.detach().mean(),
+            "qf2_values": qf2_values.detach().mean(),
+            "qf1_loss": qf1_loss.detach(),
+            "qf2_loss": qf2_loss.detach(),
+            "qf_loss": qf_loss.detach() / 2,  # the mean of the two
+        }
 
-    if run:  # the same numbers, faster: replayed or compiled; to print or to break inside of them, --no-cudagraphs
-        functions = actor.get_action, critic_backward, actor_backward, update
-        actor.get_action, critic_backward, actor_backward, update = run.accelerate(args, device, *functions)
+        if update_policy:
+            for _ in range(args.policy_frequency):  # catch up on the delayed actor updates
+                stats |= update_actor(mb_obs)
+        if update_targets:
+            update_target(qf1_target, qf1, args.tau)
+            update_target(qf2_target, qf2, args.tau)
+        return stats
 
     # Storage
-    global_step, recent_returns, stats = 0, deque(maxlen=100), {}
     next_obs, _ = envs.reset(seed=args.seed)
-    stateful = {"networks": networks, "targets": targets, "buffer": buffer}
-    stateful |= {"q_optimizer": q_optimizer, "actor_optimizer": actor_optimizer}
+    if run:  # ends the program with a clear line if the memory is too small
+        buffer = run.place_buffer(ReplayBuffer, args.buffer_size, next_obs.shape[1], envs.action_space.shape[1], device)
+    else:
+        buffer = ReplayBuffer(args.buffer_size, next_obs.shape[1], envs.action_space.shape[1], device)
+
+    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    state = {
+        "global_step": 0,
+        "next_obs": next_obs,
+        "recent_returns": deque(maxlen=100),
+        "envs": envs,
+        "actor": actor,
+        "qf1": qf1,
+        "qf2": qf2,
+        "qf1_target": qf1_target,
+        "qf2_target": qf2_target,
+        "q_optimizer": q_optimizer,
+        "actor_optimizer": actor_optimizer,
+        "log_alpha": log_alpha,
+        "alpha_optimizer": alpha_optimizer,
+        "buffer": buffer,
+    }
     if args.resume:
-        global_step, next_obs, recent_returns = run.restore(checkpoint, envs, **stateful)
-    writer = run.start(run_dir, args, __file__, global_step) if run else SummaryWriter(run_dir)
+        run.restore(checkpoint, state)
+    global_step = state["global_step"]
+    next_obs = state["next_obs"]
+    recent_returns = state["recent_returns"]
+
+    act = actor.get_action
+    if run:  # may replay recordings of both, to the same bits; --compile compiles `update`
+        act, update = run.accelerate(args, __file__, act, update, state)
+        writer = run.start(run_dir, args, __file__, global_step)
+    else:
+        writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
-    start_time, logged_step = time.perf_counter(), global_step
+    print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # about 20 lines if the output is not a terminal
+    stats = {}
+    logged_step = global_step
+    start_time = time.perf_counter()
     for global_step in range(logged_step + args.num_envs, args.total_timesteps + 1, args.num_envs):
         # Act: at random until learning starts, then by the policy
-        obs = next_obs.copy()  # the environments reuse their array
-        if learning := global_step > max(args.learning_starts, args.num_envs):
-            actions = actor.get_action(torch.as_tensor(obs).float().to(device), 1.0).cpu().numpy()
+        obs = next_obs.copy()  # a copy: the environments reuse their array
+        if global_step > args.learning_starts:
+            x = torch.as_tensor(obs, dtype=torch.float32, device=device)
+            actions = act(x).cpu().numpy()
         else:
             actions = np.random.uniform(envs.action_space.low, envs.action_space.high).astype(np.float32)
 
-        # Learn: before the environments step, so that on a GPU both happen at the same time
-        for step in range(global_step - args.num_envs + 1, global_step + 1) if learning else ():
-            flags = step % args.policy_frequency == 0, step % args.target_network_frequency == 0
-            stats |= update(*flags, *(x.to(device) for x in buffer.sample(args.batch_size)))
+        # Learn: an update for each transition, before the environments step, so that a GPU works meanwhile
+        if global_step > args.learning_starts and buffer.num_added > 0:
+            for step in range(global_step - args.num_envs + 1, global_step + 1):
+                mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = buffer.sample(args.batch_size)
+                update_policy = step % args.policy_frequency == 0
+                update_targets = step % args.target_network_frequency == 0
+                stats |= update(
+                    mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, update_policy, update_targets
+                )
 
         # Step
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)
         real_next_obs = next_obs.copy()
-        for idx in np.flatnonzero(terminations | truncations):  # not the first observation of the next episode
+        for idx in np.flatnonzero(terminations | truncations):  # not the beginning of the next episode
             real_next_obs[idx] = infos["final_obs"][idx]
         buffer.add(obs, real_next_obs, actions, rewards, terminations)
-        if "episode" in infos.get("final_info", ()):
+        if "episode" in infos.get("final_info", {}):
             episodes = infos["final_info"]["episode"]
             for idx in np.flatnonzero(infos["final_info"]["_episode"]):
                 recent_returns.append(episodes["r"][idx])
@@ -332,10 +405,10 @@ if __name__ == "__main__":
                 writer.add_scalar("charts/episodic_return", episodes["r"][idx], episode_step)
                 writer.add_scalar("charts/episodic_length", episodes["l"][idx], episode_step)
 
-        # Log
+        # Log: every 100 steps, the losses of the latest minibatch
         if global_step % 100 < args.num_envs:
             for name, x in stats.items():
-                if not np.isfinite(x := x.item()):
+                if not x.isfinite():
                     raise FloatingPointError(f"{name} is not finite at global_step={global_step}")
                 writer.add_scalar(f"losses/{name}", x, global_step)
             sps = (global_step - logged_step) / (time.perf_counter() - start_time)
@@ -343,17 +416,22 @@ if __name__ == "__main__":
             recent_return = np.mean(recent_returns or [np.nan])
             progress.set_postfix(episodic_return=recent_return, refresh=False)
             progress.update(global_step - logged_step)
-            start_time, logged_step, stats = time.perf_counter(), global_step, {}
-            if progress.disable and global_step % (args.total_timesteps // 2000 * 100 + 100) < args.num_envs:
+            logged_step = global_step
+            start_time = time.perf_counter()
+            if progress.disable and global_step % print_frequency < args.num_envs:
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
+
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
         if run and run.checkpoint_due(args, global_step, args.num_envs):
-            state = {"global_step": global_step, "next_obs": next_obs, "recent_returns": recent_returns}
-            run.save_checkpoint(run_dir, args, __file__, envs, writer, state, **stateful)
+            state.update(global_step=global_step, next_obs=next_obs)
+            run.save_checkpoint(run_dir, args, __file__, writer, state)
 
     envs.close()
     progress.close()
     if args.save_model:
-        save_file(networks.state_dict(), f"{run_dir}/{args.exp_name}.safetensors", {"args": json.dumps(vars(args))})
-    if run:  # evaluate, upload, and say where everything is
+        metadata = {"args": json.dumps(vars(args)), "global_step": str(global_step)}
+        model = nn.ModuleDict({"actor": actor, "qf1": qf1, "qf2": qf2})
+        save_file(model.state_dict(), f"{run_dir}/{args.exp_name}.safetensors", metadata)
+    if run:  # evaluates, uploads, and says where everything is
         run.finish(run_dir, args, writer, make_envs, load_policy, recent_returns)
     writer.close()

@@ -6,7 +6,11 @@ Parent:  ddpg_continuous_action.py
 Run:     python cleanrl/td3_continuous_action.py --env-id Hopper-v4
 """
 
-import copy
+import signal
+
+if __name__ == "__main__":  # Ctrl+C during the imports below ends the program without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import json
 import os
 import random
@@ -14,6 +18,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
@@ -36,9 +41,9 @@ class Args:
     cuda: bool = True
     """train on the GPU when there is one"""
     compile: bool = False
-    """compile the update with `torch.compile`: half a minute of warm-up; the gain depends on network and device"""
-    cudagraphs: bool = True
-    """replay policy and update as they were recorded, on the GPU as CUDA graphs: the same numbers, much faster"""
+    """compile the update with `torch.compile`: half a minute of warm-up, slightly different rounding"""
+    accelerate: Literal["auto", "on", "off"] = "auto"
+    """record and replay policy and update: `auto` where proven exact, `on` with audits, `off`: as written"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -46,7 +51,7 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of the project on Weights & Biases"""
     capture_video: bool = False
-    """record videos of the first environment, and of the evaluation, into `RUN_DIR/videos`"""
+    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
     save_model: bool = False
     """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
     upload_model: bool = False
@@ -54,9 +59,9 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints (0: never)"""
+    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
     resume: str | None = None
-    """continue the run in this folder from its last checkpoint; flags given beside it win over the saved ones"""
+    """continue the run in this folder; other flags on the command line override the saved ones"""
 
     # Algorithm specific arguments
     env_id: str = "Hopper-v4"
@@ -75,12 +80,12 @@ class Args:
     """how far the target networks move towards the networks: 1 copies them"""
     batch_size: int = 256
     """transitions in a minibatch"""
-    policy_noise: float = 0.2
-    """the deviation of the noise that smooths target actions, in units of half the range of an action"""
-    noise_clip: float = 0.5
-    """where that noise is cut off, in the same units"""
     exploration_noise: float = 0.1
-    """the deviation of the noise that explores, in units of half the range of an action"""
+    """the standard deviation of the exploration noise, in units of half the range of an action"""
+    policy_noise: float = 0.2
+    """the standard deviation of the noise on target actions, in the same units"""
+    noise_clip: float = 0.5
+    """the largest noise on target actions, in the same units"""
     learning_starts: int = 25_000
     """environment steps before the first update, with random actions"""
     policy_frequency: int = 2
@@ -89,29 +94,32 @@ class Args:
 
 def make_env(env_id, idx, capture_video, run_dir):
     def thunk():
-        video = {"render_mode": "rgb_array"} if capture_video and idx == 0 else {}
-        env = gym.make(f"shimmy:{env_id}" if env_id.startswith("dm_control/") else env_id, **video)  # imports shimmy
-        if not isinstance(space := env.action_space, gym.spaces.Box) or len(space.shape) != 1 or not space.is_bounded():
-            raise ValueError(f"its actions are {space}, no vector with bounds; try dqn.py or ppo_continuous_action.py")
-        if len(env.observation_space.shape or ()) != 1:  # integers, matrices and dictionaries become one vector
-            env = gym.wrappers.FlattenObservation(env)
-        env = gym.wrappers.RecordEpisodeStatistics(env)
-        if video:
+        if env_id.startswith("dm_control/"):
+            import shimmy  # noqa: F401 (importing it registers these environments)
+        is_filmed = capture_video and idx == 0
+        env = gym.make(env_id, render_mode="rgb_array") if is_filmed else gym.make(env_id)
+        space = env.action_space
+        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1 or not space.is_bounded():
+            raise ValueError(f"its actions are {space}, not a bounded vector; try dqn.py or ppo_continuous_action.py")
+        env = gym.wrappers.FlattenObservation(env)  # a vector, and a copy: arrays may be reused
+        if is_filmed:
             env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
+        env = gym.wrappers.RecordEpisodeStatistics(env)
         return env
 
     return thunk
 
 
 def make_envs(env_id, num_envs, capture_video, run_dir):
-    # SAME_STEP: the step that ends an episode returns the next one's first observation; infos["final_obs"] has its last
+    # SAME_STEP: when an episode ends, next_obs begins the next one, and infos["final_obs"] is the end of the old one
     thunks = [make_env(env_id, idx, capture_video, run_dir) for idx in range(num_envs)]
     return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
 
 def mlp(input_dim, output_dim):
-    hidden = nn.Linear(input_dim, 256), nn.ReLU(inplace=True), nn.Linear(256, 256), nn.ReLU(inplace=True)
-    return nn.Sequential(*hidden, nn.Linear(256, output_dim))
+    return nn.Sequential(
+        nn.Linear(input_dim, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, output_dim)
+    )
 
 
 class QNetwork(nn.Module):
@@ -119,182 +127,230 @@ class QNetwork(nn.Module):
         super().__init__()
         self.network = mlp(envs.single_observation_space.shape[0] + envs.single_action_space.shape[0], 1)
 
-    def forward(self, x, a):
-        return self.network(torch.cat([x, a], -1))
+    def forward(self, x, action):
+        return self.network(torch.cat([x, action], dim=-1))
 
 
 class Actor(nn.Module):
     def __init__(self, envs):
         super().__init__()
         self.network = mlp(envs.single_observation_space.shape[0], envs.single_action_space.shape[0])
-        low, high = torch.tensor(np.array([envs.single_action_space.low, envs.single_action_space.high])).float()
-        self.low, self.high = nn.Buffer(low), nn.Buffer(high)  # each component of an action has bounds of its own
-        self.action_scale, self.action_bias = nn.Buffer((high - low) / 2), nn.Buffer((high + low) / 2)
+        # each component of an action has bounds of its own; buffers are saved with the network
+        self.low = nn.Buffer(torch.tensor(envs.single_action_space.low, dtype=torch.float32))
+        self.high = nn.Buffer(torch.tensor(envs.single_action_space.high, dtype=torch.float32))
+        self.action_scale = nn.Buffer((self.high - self.low) / 2)
+        self.action_bias = nn.Buffer((self.high + self.low) / 2)
 
     def forward(self, x):
         return self.network(x).tanh() * self.action_scale + self.action_bias
 
     @torch.inference_mode()
-    def get_action(self, x, noise=0.0):
-        x = self(x)
-        return torch.addcmul(x, self.action_scale, torch.randn_like(x), value=noise).clamp(self.low, self.high)
+    def get_action(self, x, exploration_noise=0.0):
+        action = self(x)
+        noise = exploration_noise * self.action_scale * torch.randn_like(action)
+        return (action + noise).clamp(self.low, self.high)
 
 
 class ReplayBuffer:
-    """The last transitions, each one row of an array, so that a minibatch is gathered at once."""
+    """The latest transitions, each a row of obs, next_obs, action, reward, termination. New ones replace the oldest."""
 
-    def __init__(self, size, widths, device):
-        self.widths = widths  # of obs, next_obs, actions, rewards and terminations in a row
-        self.rows, self.count, self.new = torch.zeros((size, sum(widths)), device=device), 0, []
+    def __init__(self, size, obs_dim, action_dim, device):
+        self.columns = [obs_dim, obs_dim, action_dim, 1, 1]
+        self.rows = np.zeros((size, sum(self.columns)), dtype=np.float32)
+        self.num_added = 0
+        self.device = device  # where minibatches go; the rows stay in the memory of the machine
 
-    def add(self, *transitions):
-        """A step of all environments; the next observation at the end of an episode is its final one."""
-        self.new.append(transitions)
-
-    def write(self):
-        """Move all that was added since the last time to its place, over the oldest rows."""
-        rows, self.new = (np.column_stack([np.concatenate(x) for x in zip(*self.new)]) if self.new else ()), []
-        while len(rows):
-            place = self.rows[self.count % len(self.rows) :][: len(rows)]
-            place[:] = torch.as_tensor(rows[: len(place)], dtype=place.dtype)
-            self.count, rows = self.count + len(place), rows[len(place) :]
+    def add(self, obs, next_obs, actions, rewards, terminations):
+        columns = [obs, next_obs, actions.reshape(len(obs), -1), rewards[:, None], terminations[:, None]]
+        rows = np.concatenate(columns, axis=1)
+        for row in rows:
+            self.rows[self.num_added % len(self.rows)] = row
+            self.num_added += 1
 
     def sample(self, batch_size):
-        self.write()
-        inds = torch.randint(min(self.count, len(self.rows)), (batch_size,), device=self.rows.device)
-        return self.rows[inds].split(self.widths, -1)
+        num_rows = min(self.num_added, len(self.rows))
+        inds = torch.randint(num_rows, (batch_size,)).numpy()
+        rows = torch.from_numpy(self.rows[inds]).to(self.device)
+        obs, next_obs, actions, rewards, terminations = rows.float().split(self.columns, dim=-1)
+        return obs, next_obs, actions, rewards, terminations
 
     def state_dict(self):
-        self.write()
-        return vars(self) | {"rows": self.rows[: self.count].clone()}
+        return {
+            "rows": torch.from_numpy(self.rows[: self.num_added]),
+            "num_added": self.num_added,
+        }
 
     def load_state_dict(self, state):
         self.rows[: len(state["rows"])] = state["rows"]
-        vars(self).update(state | {"rows": self.rows})
+        self.num_added = state["num_added"]
 
 
-def smooth(actions, noise, actor, policy_noise, noise_clip):
+def smooth(actions, actor, policy_noise, noise_clip):
     """Target policy smoothing (Fujimoto et al. 2018, algorithm 1): similar actions should have similar values."""
-    noise = (policy_noise * noise).clamp(-noise_clip, noise_clip)
-    return torch.addcmul(actions, noise, actor.action_scale).clamp(actor.low, actor.high)
+    noise = (policy_noise * torch.randn_like(actions)).clamp(-noise_clip, noise_clip)
+    return (actions + noise * actor.action_scale).clamp(actor.low, actor.high)
 
 
-def critic_loss(qf1_values, qf2_values, next_q_values, rewards, terminations, gamma):
-    """The loss of both critics in a minibatch, and what to log as a dictionary."""
-    # differs from ddpg_continuous_action.py: there are two of them, with one target
-    td_target = rewards + gamma * next_q_values * (1 - terminations)
-    qf1_loss = nn.functional.mse_loss(qf1_values, td_target)
-    qf2_loss = nn.functional.mse_loss(qf2_values, td_target)
-    qf_loss = qf1_loss + qf2_loss
-    stats = {"qf1_values": qf1_values.mean(), "qf2_values": qf2_values.mean()}
-    stats |= {"qf1_loss": qf1_loss, "qf2_loss": qf2_loss, "qf_loss": qf_loss / 2}
-    return qf_loss, {name: x.detach() for name, x in stats.items()}
+@torch.no_grad()
+def update_target(target_network, network, tau):
+    """Polyak averaging: every weight of the target network moves by a share tau towards that of the network."""
+    for target_param, param in zip(target_network.parameters(), network.parameters()):
+        target_param.lerp_(param, tau)
 
 
 def load_policy(model_path, envs, device="cpu", deterministic=True):
-    """The trained policy as a function from observations to actions, NumPy to NumPy; it is always without noise."""
+    """The trained policy as a function from observations to actions, NumPy arrays both. It is always without noise."""
     actor = Actor(envs).to(device)
-    actor.load_state_dict({k[6:]: x for k, x in load_file(model_path, device=str(device)).items() if k[:6] == "actor."})
-    return lambda obs: actor.get_action(torch.as_tensor(obs, device=device).float()).cpu().numpy()
+    weights = load_file(model_path, device=str(device))
+    names = [name for name in weights if name.startswith("actor.")]  # not those of a critic
+    actor.load_state_dict({name.removeprefix("actor."): weights[name] for name in names})
+
+    def policy(obs):
+        x = torch.as_tensor(obs, dtype=torch.float32, device=device)
+        return actor.get_action(x).cpu().numpy()
+
+    return policy
 
 
 if __name__ == "__main__":
     args = tyro.cli(Args)
-    try:  # what a run leaves on disk and on the web; copied out of the repository, this file trains without it
+    try:  # checkpoints, evaluation, tracking and acceleration; this file also trains on its own
         from cleanrl_utils import run
     except ImportError:
         run = None
         if args.resume or args.track or args.upload_model or args.compile:
-            sys.exit("--resume, --track, --upload-model, --compile need cleanrl_utils: install it from the repository")
-    if args.resume:
-        args, checkpoint = run.load_checkpoint(args.resume, __file__, Args)
-    if min(args.num_envs, args.buffer_size, args.batch_size, args.policy_frequency) < 1:
-        sys.exit("--num-envs, --buffer-size, --batch-size and --policy-frequency are at least 1")
-    if args.total_timesteps <= args.learning_starts:
-        sys.exit(f"--total-timesteps {args.total_timesteps}: more than --learning-starts {args.learning_starts}")
+            sys.exit("--resume, --track, --upload-model, --compile: install cleanrl_utils for them")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
+        args, checkpoint = run.prepare(args, __file__)
 
     random.seed(args.seed)
     np.random.seed(args.seed)
     torch.manual_seed(args.seed)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what determinism asks of cuBLAS
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for determinism on a GPU
     torch.use_deterministic_algorithms(args.torch_deterministic)
     torch.set_num_threads(1)  # on matrices this small, threads cost more than they give
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
-    run_dir = args.resume or f"runs/{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = args.resume or f"runs/{run_name}"
     try:
         envs = make_envs(args.env_id, args.num_envs, args.capture_video, run_dir)
-        networks = nn.ModuleDict({"actor": Actor(envs), "qf1": QNetwork(envs), "qf2": QNetwork(envs)})
-        targets = copy.deepcopy(networks.to(device)).requires_grad_(False)
-        lr = torch.tensor(args.learning_rate, device=device)  # a tensor: CUDA graphs read it anew at each replay
-        (actor, qf1, qf2), (target_actor, qf1_target, qf2_target) = networks.values(), targets.values()
-        critics = *qf1.parameters(), *qf2.parameters()
-        q_optimizer = torch.optim.Adam(critics, lr, fused=True, capturable=lr.is_cuda)
-        actor_optimizer = torch.optim.Adam(actor.parameters(), lr, fused=True, capturable=lr.is_cuda)
-        shape = args.buffer_size, (*envs.single_observation_space.shape * 2, *envs.single_action_space.shape, 1, 1)
-        buffer = run.fit(ReplayBuffer, *shape, device) if run else ReplayBuffer(*shape, device)
-    except (gym.error.Error, AssertionError, ImportError, TypeError, ValueError, OSError) as error:
-        sys.exit(f"cannot train on {args.env_id}: {run.advice(args.env_id, error) if run else error}")
+    except Exception as error:  # an unknown id, a package that is missing, actions of another kind
+        sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
+    actor = Actor(envs).to(device)
+    qf1 = QNetwork(envs).to(device)
+    qf2 = QNetwork(envs).to(device)
+    target_actor = Actor(envs).to(device)
+    qf1_target = QNetwork(envs).to(device)
+    qf2_target = QNetwork(envs).to(device)
+    target_actor.load_state_dict(actor.state_dict())
+    qf1_target.load_state_dict(qf1.state_dict())
+    qf2_target.load_state_dict(qf2.state_dict())
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor, which a schedule may change
+    q_params = list(qf1.parameters()) + list(qf2.parameters())
+    q_optimizer = torch.optim.Adam(q_params, learning_rate, fused=True)
+    actor_optimizer = torch.optim.Adam(actor.parameters(), learning_rate, fused=True)
 
-    def critic_backward(obs, next_obs, actions, rewards, terminations, noise):
-        with torch.no_grad():
-            next_actions = smooth(target_actor(next_obs), noise, actor, args.policy_noise, args.noise_clip)
-            # clipped double Q-learning (eq. 10): the smaller value, as maximization would follow overestimates
-            next_q_values = torch.minimum(qf1_target(next_obs, next_actions), qf2_target(next_obs, next_actions))
-        qf_values = qf1(obs, actions), qf2(obs, actions)
-        loss, stats = critic_loss(*qf_values, next_q_values, rewards, terminations, args.gamma)
-        loss.backward()
-        return stats
-
-    def actor_backward(obs):
-        actor_loss = -qf1(obs, actor(obs)).mean()
-        actor_loss.backward(inputs=list(actor.parameters()))  # none for the critic: a third of the time
-        return {"actor_loss": actor_loss.detach()}
-
-    def update(update_policy, obs, next_obs, actions, rewards, terminations):
+    def update(mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, update_policy):
+        # Critics: their target is the reward plus the discounted value of what the target actor does next, smoothed
         q_optimizer.zero_grad()
-        stats = critic_backward(obs, next_obs, actions, rewards, terminations, torch.randn_like(actions))
+        with torch.no_grad():
+            next_actions = smooth(target_actor(mb_next_obs), target_actor, args.policy_noise, args.noise_clip)
+            qf1_next_values = qf1_target(mb_next_obs, next_actions)
+            qf2_next_values = qf2_target(mb_next_obs, next_actions)
+            # clipped double Q-learning (Fujimoto et al. 2018, eq. 10): the larger of two estimates is often too high
+            next_q_values = torch.min(qf1_next_values, qf2_next_values)
+            td_target = mb_rewards + args.gamma * next_q_values * (1 - mb_terminations)
+        qf1_values = qf1(mb_obs, mb_actions)
+        qf2_values = qf2(mb_obs, mb_actions)
+        qf1_loss = nn.functional.mse_loss(qf1_values, td_target)
+        qf2_loss = nn.functional.mse_loss(qf2_values, td_target)
+        qf_loss = qf1_loss + qf2_loss
+        qf_loss.backward()
         q_optimizer.step()
-        if update_policy:
-            actor_optimizer.zero_grad()
-            stats |= actor_backward(obs)
-            actor_optimizer.step()
-            torch._foreach_lerp_(list(targets.parameters()), [x.data for x in networks.parameters()], args.tau)
-        return stats
+        stats = {
+            "qf1_values": qf1_values.detach().mean(),
+            "qf2_values": qf2_values.detach().mean(),
+            "qf1_loss": qf1_loss.detach(),
+            "qf2_loss": qf2_loss.detach(),
+            "qf_loss": qf_loss.detach() / 2,  # the mean of the two
+        }
 
-    if run:  # the same numbers, faster: replayed or compiled; to print or to break inside of them, --no-cudagraphs
-        functions = actor.get_action, critic_backward, actor_backward, update
-        actor.get_action, critic_backward, actor_backward, update = run.accelerate(args, device, *functions)
+        if update_policy:  # Actor: towards actions of higher value, and less often than the critics
+            actor_optimizer.zero_grad()
+            actor_loss = -qf1(mb_obs, actor(mb_obs)).mean()
+            actor_loss.backward(inputs=list(actor.parameters()))  # no gradients for the critic
+            actor_optimizer.step()
+            stats["actor_loss"] = actor_loss.detach()
+            update_target(target_actor, actor, args.tau)
+            update_target(qf1_target, qf1, args.tau)
+            update_target(qf2_target, qf2, args.tau)
+        return stats
 
     # Storage
-    global_step, recent_returns, stats = 0, deque(maxlen=100), {}
     next_obs, _ = envs.reset(seed=args.seed)
-    stateful = {"networks": networks, "targets": targets, "buffer": buffer}
-    stateful |= {"q_optimizer": q_optimizer, "actor_optimizer": actor_optimizer}
+    if run:  # ends the program with a clear line if the memory is too small
+        buffer = run.place_buffer(ReplayBuffer, args.buffer_size, next_obs.shape[1], envs.action_space.shape[1], device)
+    else:
+        buffer = ReplayBuffer(args.buffer_size, next_obs.shape[1], envs.action_space.shape[1], device)
+
+    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    state = {
+        "global_step": 0,
+        "next_obs": next_obs,
+        "recent_returns": deque(maxlen=100),
+        "envs": envs,
+        "actor": actor,
+        "qf1": qf1,
+        "qf2": qf2,
+        "target_actor": target_actor,
+        "qf1_target": qf1_target,
+        "qf2_target": qf2_target,
+        "q_optimizer": q_optimizer,
+        "actor_optimizer": actor_optimizer,
+        "buffer": buffer,
+    }
     if args.resume:
-        global_step, next_obs, recent_returns = run.restore(checkpoint, envs, **stateful)
-    writer = run.start(run_dir, args, __file__, global_step) if run else SummaryWriter(run_dir)
+        run.restore(checkpoint, state)
+    global_step = state["global_step"]
+    next_obs = state["next_obs"]
+    recent_returns = state["recent_returns"]
+
+    act = actor.get_action
+    if run:  # may replay recordings of both, to the same bits; --compile compiles `update`
+        act, update = run.accelerate(args, __file__, act, update, state)
+        writer = run.start(run_dir, args, __file__, global_step)
+    else:
+        writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
-    start_time, logged_step = time.perf_counter(), global_step
+    print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # about 20 lines if the output is not a terminal
+    stats = {}
+    logged_step = global_step
+    start_time = time.perf_counter()
     for global_step in range(logged_step + args.num_envs, args.total_timesteps + 1, args.num_envs):
         # Act: at random until learning starts, then by the policy, with noise
-        obs = next_obs.copy()  # the environments reuse their array
-        if learning := global_step > max(args.learning_starts, args.num_envs):
-            actions = actor.get_action(torch.as_tensor(obs).float().to(device), args.exploration_noise).cpu().numpy()
+        obs = next_obs.copy()  # a copy: the environments reuse their array
+        if global_step > args.learning_starts:
+            x = torch.as_tensor(obs, dtype=torch.float32, device=device)
+            actions = act(x, args.exploration_noise).cpu().numpy()
         else:
             actions = np.random.uniform(envs.action_space.low, envs.action_space.high).astype(np.float32)
 
-        # Learn: before the environments step, so that on a GPU both happen at the same time
-        for step in range(global_step - args.num_envs + 1, global_step + 1) if learning else ():
-            stats |= update(step % args.policy_frequency == 0, *(x.to(device) for x in buffer.sample(args.batch_size)))
+        # Learn: an update for each transition, before the environments step, so that a GPU works meanwhile
+        if global_step > args.learning_starts and buffer.num_added > 0:
+            for step in range(global_step - args.num_envs + 1, global_step + 1):
+                mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = buffer.sample(args.batch_size)
+                update_policy = step % args.policy_frequency == 0
+                stats |= update(mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, update_policy)
 
         # Step
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)
         real_next_obs = next_obs.copy()
-        for idx in np.flatnonzero(terminations | truncations):  # not the first observation of the next episode
+        for idx in np.flatnonzero(terminations | truncations):  # not the beginning of the next episode
             real_next_obs[idx] = infos["final_obs"][idx]
         buffer.add(obs, real_next_obs, actions, rewards, terminations)
-        if "episode" in infos.get("final_info", ()):
+        if "episode" in infos.get("final_info", {}):
             episodes = infos["final_info"]["episode"]
             for idx in np.flatnonzero(infos["final_info"]["_episode"]):
                 recent_returns.append(episodes["r"][idx])
@@ -302,10 +358,10 @@ if __name__ == "__main__":
                 writer.add_scalar("charts/episodic_return", episodes["r"][idx], episode_step)
                 writer.add_scalar("charts/episodic_length", episodes["l"][idx], episode_step)
 
-        # Log
+        # Log: every 100 steps, the losses of the latest minibatch
         if global_step % 100 < args.num_envs:
             for name, x in stats.items():
-                if not np.isfinite(x := x.item()):
+                if not x.isfinite():
                     raise FloatingPointError(f"{name} is not finite at global_step={global_step}")
                 writer.add_scalar(f"losses/{name}", x, global_step)
             sps = (global_step - logged_step) / (time.perf_counter() - start_time)
@@ -313,17 +369,22 @@ if __name__ == "__main__":
             recent_return = np.mean(recent_returns or [np.nan])
             progress.set_postfix(episodic_return=recent_return, refresh=False)
             progress.update(global_step - logged_step)
-            start_time, logged_step, stats = time.perf_counter(), global_step, {}
-            if progress.disable and global_step % (args.total_timesteps // 2000 * 100 + 100) < args.num_envs:
+            logged_step = global_step
+            start_time = time.perf_counter()
+            if progress.disable and global_step % print_frequency < args.num_envs:
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
+
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
         if run and run.checkpoint_due(args, global_step, args.num_envs):
-            state = {"global_step": global_step, "next_obs": next_obs, "recent_returns": recent_returns}
-            run.save_checkpoint(run_dir, args, __file__, envs, writer, state, **stateful)
+            state.update(global_step=global_step, next_obs=next_obs)
+            run.save_checkpoint(run_dir, args, __file__, writer, state)
 
     envs.close()
     progress.close()
     if args.save_model:
-        save_file(networks.state_dict(), f"{run_dir}/{args.exp_name}.safetensors", {"args": json.dumps(vars(args))})
-    if run:  # evaluate, upload, and say where everything is
+        metadata = {"args": json.dumps(vars(args)), "global_step": str(global_step)}
+        model = nn.ModuleDict({"actor": actor, "qf1": qf1, "qf2": qf2})
+        save_file(model.state_dict(), f"{run_dir}/{args.exp_name}.safetensors", metadata)
+    if run:  # evaluates, uploads, and says where everything is
         run.finish(run_dir, args, writer, make_envs, load_policy, recent_returns)
     writer.close()

@@ -32,7 +32,8 @@ class Zygote:
     """Starts Python programs quickly: see tests/zygote.py."""
 
     def __init__(self) -> None:
-        environment = os.environ | ENVIRONMENT
+        # Without what a single test sets: each program gets that with its own request
+        environment = {name: x for name, x in os.environ.items() if not name.startswith("CLEANRL_")} | ENVIRONMENT
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
         self.process = subprocess.Popen([sys.executable, ROOT / "tests" / "zygote.py"], **pipes)
 

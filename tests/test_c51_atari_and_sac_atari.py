@@ -19,6 +19,7 @@ PIXEL_GAME = ROOT / "tests" / "modules" / "pixel_game.py"
 SPEC = ROOT.parent / "shared" / "spec" / "hyperparameters.csv"
 SHORT = ["--no-cuda", "--total-timesteps", 240, "--learning-starts", 100, "--buffer-size", 150, "--env-id", "Drift-v0"]
 SHORT += ["--batch-size", 8]
+SAC_NETWORKS = ("actor", "qf1", "qf2", "qf1_target", "qf2_target", "log_alpha")
 files = pytest.mark.parametrize("module", [c51_atari, sac_atari], ids=lambda module: module.__name__)
 
 if "Drift-v0" not in gym.registry:
@@ -80,59 +81,82 @@ def distribution(logits):
     return probs, np.log(probs)
 
 
-def test_losses_of_policy_and_temperature_are_sums_over_actions_and_means_over_the_batch():
-    rng, log_alpha, target_entropy = np.random.default_rng(1), -0.7, 1.1
-    logits, q_values = rng.normal(size=(2, 16, 5))
+def doubled_sac(monkeypatch, folder, *flags) -> dict:
+    """A script that has run, with networks in double precision that are far from each other, and new optimizers."""
+    script = run_script(monkeypatch, folder, sac_atari, *SHORT, "--accelerate", "off", *flags)
+    torch.manual_seed(1)
+    for name in ("actor", "qf1", "qf2", "qf1_target", "qf2_target"):
+        script[name].double()
+        torch.nn.init.normal_(script[name].network[-1].weight, std=0.1)
+    for name in ("q_optimizer", "actor_optimizer"):
+        script[name].state.clear()
+    return script
+
+
+def random_minibatch():
+    """Every second transition ends its episode."""
+    obs, next_obs = torch.randint(0, 256, (2, 8, 4, 84, 84)).double()
+    actions, rewards = torch.randint(0, 3, (8, 1)).double(), torch.randn(8, 1).double()
+    terminations = torch.tensor([0.0, 1.0]).repeat(4)[:, None].double()
+    return obs, next_obs, actions, rewards, terminations
+
+
+def outputs(network, obs) -> np.ndarray:
+    with torch.no_grad():
+        return network.network(obs / 255).numpy()
+
+
+@needs_atari
+def test_losses_of_policy_and_temperature_are_sums_over_actions_and_means_over_the_batch(monkeypatch, tmp_path):
+    script = doubled_sac(monkeypatch, tmp_path, "--q-lr", 0)  # the critics stay as they are
+    script["log_alpha"].data.fill_(-0.7)
+    minibatch, alpha, target_entropy = random_minibatch(), np.exp(np.float32(-0.7)), 0.89 * np.log(3)
+    logits = outputs(script["actor"], minibatch[0])
+    both = [outputs(script[name], minibatch[0]) for name in ("qf1", "qf2")]
     probs, logprobs = distribution(logits)
     actor_loss = alpha_loss = 0.0
-    for i in range(16):
-        for a in range(5):
-            actor_loss += probs[i, a] * (np.exp(log_alpha) * logprobs[i, a] - q_values[i, a]) / 16
-            alpha_loss -= probs[i, a] * np.exp(log_alpha) * (logprobs[i, a] + target_entropy) / 16
-    t_logits, t_log_alpha = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (logits, log_alpha))
-    arguments = torch.tensor(q_values), t_logits.log_softmax(-1), t_log_alpha, target_entropy
-    loss, stats = sac_atari.policy_loss(*arguments)
-    loss.backward()
-    np.testing.assert_allclose(stats["actor_loss"], actor_loss, rtol=1e-12)
-    np.testing.assert_allclose(stats["alpha_loss"], alpha_loss, rtol=1e-12)
-    np.testing.assert_allclose(stats["alpha"], np.exp(log_alpha), rtol=1e-12)
+    for i in range(8):
+        for a in range(3):
+            value = min(both[0][i, a], both[1][i, a])
+            actor_loss += probs[i, a] * (alpha * logprobs[i, a] - value) / 8
+            alpha_loss -= probs[i, a] * alpha * (logprobs[i, a] + target_entropy) / 8
+    stats = script["update"](*minibatch)
+    np.testing.assert_allclose(stats["actor_loss"], actor_loss, rtol=1e-6)
+    np.testing.assert_allclose(stats["alpha_loss"], alpha_loss, rtol=1e-6)
+    np.testing.assert_allclose(stats["alpha"], alpha, rtol=1e-6)
     # d/d logit_k of sum_a p_a f_a = p_k (f_k - sum_a p_a f_a), f depending on log p as well: its part sums to zero
-    f = np.exp(log_alpha) * logprobs - q_values
-    gradient = probs * (f - (probs * f).sum(1, keepdims=True)) / 16
-    np.testing.assert_allclose(t_logits.grad, gradient, atol=1e-14)
-    np.testing.assert_allclose(t_log_alpha.grad, alpha_loss, rtol=1e-12)  # alpha = exp(log_alpha)
+    f = alpha * logprobs - np.minimum(*both)
+    gradient = probs * (f - (probs * f).sum(1, keepdims=True)) / 8
+    np.testing.assert_allclose(script["actor"].network[-1].bias.grad, gradient.sum(0), rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(script["log_alpha"].grad, alpha_loss, rtol=1e-6)  # alpha = exp(log_alpha)
 
 
-def test_temperature_that_is_not_tuned_has_no_loss():
-    log_alpha = torch.tensor(-1.0, requires_grad=True)
-    loss, stats = sac_atari.policy_loss(torch.zeros(2, 3), torch.full((2, 3), 1 / 3).log(), log_alpha, None)
-    assert "alpha_loss" not in stats and not loss.requires_grad
+@needs_atari
+def test_temperature_that_is_not_tuned_has_no_loss(monkeypatch, tmp_path):
+    script = run_script(monkeypatch, tmp_path, sac_atari, *SHORT, "--no-autotune", "--accelerate", "off")
+    stats = script["update"](*script["buffer"].sample(8))
+    assert "alpha_loss" not in stats and stats["alpha"].item() == pytest.approx(0.2)
+    assert script["log_alpha"].grad is None
 
 
 @needs_atari
 def test_target_of_the_critics_is_the_expectation_over_actions(monkeypatch, tmp_path):
-    script = run_script(monkeypatch, tmp_path, sac_atari, *SHORT)
-    networks, targets = script["networks"].double(), script["targets"].double()
-    torch.manual_seed(1)
-    for network in (*networks.values(), *targets.values()):  # far from each other
-        torch.nn.init.normal_(network.network[-1].weight, std=0.1)
-    obs, next_obs = torch.randint(0, 256, (2, 8, 4, 84, 84)).double()
-    actions, rewards = torch.randint(0, 3, (8, 1)).double(), torch.randn(8, 1).double()
-    terminations = torch.tensor([0.0, 1.0]).repeat(4)[:, None].double()
-    stats = script["critic_backward"](obs, next_obs, actions, rewards, terminations)
-
-    with torch.no_grad():
-        probs, logprobs = distribution(networks["actor"].network(next_obs / 255).numpy())
-        both = [targets[name].network(next_obs / 255).numpy() for name in ("qf1", "qf2")]
-        values = [networks[name].network(obs / 255).numpy() for name in ("qf1", "qf2")]
-    alpha = np.exp(networks.log_alpha.item())
+    script = doubled_sac(monkeypatch, tmp_path)
+    minibatch = random_minibatch()
+    obs, next_obs, actions, rewards, terminations = minibatch
+    probs, logprobs = distribution(outputs(script["actor"], next_obs))
+    both = [outputs(script[name], next_obs) for name in ("qf1_target", "qf2_target")]
+    values = [outputs(script[name], obs) for name in ("qf1", "qf2")]
+    alpha = np.exp(script["log_alpha"].item())
     losses = np.zeros(2)
     for i in range(8):
         next_value = sum(probs[i, a] * (min(both[0][i, a], both[1][i, a]) - alpha * logprobs[i, a]) for a in range(3))
         target = rewards[i, 0].item() + 0.99 * (1 - terminations[i, 0].item()) * next_value
         losses += [(q[i, int(actions[i, 0])] - target) ** 2 / 8 for q in values]
-    np.testing.assert_allclose([stats["qf1_loss"], stats["qf2_loss"]], losses, rtol=1e-9)
-    assert all(x.grad is None for x in targets.parameters())
+    stats = script["update"](*minibatch)
+    np.testing.assert_allclose([stats["qf1_loss"], stats["qf2_loss"]], losses, rtol=1e-6)
+    targets = [x for name in ("qf1_target", "qf2_target") for x in script[name].parameters()]
+    assert all(x.grad is None for x in targets)
 
 
 def test_actions_are_drawn_with_the_probabilities_of_the_policy():
@@ -144,9 +168,9 @@ def test_actions_are_drawn_with_the_probabilities_of_the_policy():
             return torch.tensor([0.1, 0.2, 0.7]).log().expand(len(x), 3)
 
     torch.manual_seed(1)
-    drawn = Fixed().get_action(torch.zeros(20_000, 1), 1.0)
+    drawn = Fixed().get_action(torch.zeros(20_000, 1))
     np.testing.assert_allclose(drawn.bincount() / 20_000, [0.1, 0.2, 0.7], atol=0.012)
-    assert (Fixed().get_action(torch.zeros(50, 1)) == 2).all()
+    assert (Fixed().get_action(torch.zeros(50, 1), deterministic=True) == 2).all()
 
 
 # A run
@@ -162,8 +186,8 @@ def test_model_is_saved_and_evaluated_and_the_same_seed_gives_the_same_run(monke
     first, same, other = train("first", "--save-model"), train("same"), train("other", "--seed", 2)
     assert len(curves(first)["eval/episodic_return"]) == 10
     a, b = (torch.load(run_dir / "checkpoint.pt", weights_only=False) for run_dir in (first, same))
-    assert a["buffer"]["count"] == 240
-    learned = ("q_network", "target_network") if module is c51_atari else ("networks", "targets")
+    assert a["buffer"]["num_added"] == 240
+    learned = ("q_network", "target_network") if module is c51_atari else SAC_NETWORKS
     for part in (*learned, "buffer"):
         torch.testing.assert_close(a[part], b[part], rtol=0, atol=0)
     losses = [tag for tag in curves(first) if tag.startswith("losses/")]
@@ -186,7 +210,7 @@ def test_resumed_run_equals_one_that_never_stopped(monkeypatch, tmp_path, module
     run_script(monkeypatch, tmp_path, module, "--resume", stopped, "--total-timesteps", 240, *fraction)
     a, b = (torch.load(f"{run_dir}/checkpoint.pt", weights_only=False) for run_dir in (never_stopped, stopped))
     assert a["global_step"] == b["global_step"] == 240
-    for part in a.keys() & {"q_network", "target_network", "optimizer", "networks", "targets", "buffer"}:
+    for part in a.keys() & {"q_network", "target_network", "optimizer", "q_optimizer", *SAC_NETWORKS, "buffer"}:
         torch.testing.assert_close(a[part], b[part], rtol=0, atol=0)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import io
 import itertools
 import resource
 import runpy
@@ -24,13 +25,12 @@ from test_ppo_atari import NaiveAtari, assert_one_clear_line, cut_short, has_ata
 
 from cleanrl import dqn, dqn_atari
 from cleanrl.dqn_atari import Args, QNetwork, ReplayBuffer, dqn_loss, load_policy, make_envs
-from cleanrl_utils import run
+from cleanrl_utils import checkpoint, run
 from cleanrl_utils.evaluate import evaluate
 
 SCRIPT = ROOT / "cleanrl" / "dqn_atari.py"
 MODULES = ROOT / "tests" / "modules"
 PIXEL_GAME = MODULES / "pixel_game.py"
-WIDTHS = (4, 4, 1, 1, 1)
 SHORT = ["--no-cuda", "--total-timesteps", "240", "--learning-starts", "100", "--buffer-size", "150"]
 SHORT += ["--batch-size", "4", "--env-id", "Drift-v0"]
 LONGER = [*SHORT, "--total-timesteps", "320", "--exploration-fraction", "0.9"]
@@ -72,9 +72,17 @@ def picture(number: int) -> np.ndarray:
 
 def small_buffer(size: int, spare_frames: int) -> ReplayBuffer:
     """A buffer as it is, but of frames of four pixels, and with room for a few more of them than transitions."""
-    buffer = ReplayBuffer(size, WIDTHS, "cpu")
+    buffer = ReplayBuffer(size, 4, 1, "cpu")
     buffer.frames = buffer.frames[: size + spare_frames, :2, :2].clone()
     return buffer
+
+
+def saved_and_loaded(buffer: ReplayBuffer) -> dict:
+    """The buffer's part of a checkpoint, as it comes back from the disk."""
+    file = io.BytesIO()
+    torch.save(checkpoint.saved_form("buffer", buffer), file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
 
 
 class NaiveBuffer:
@@ -90,14 +98,14 @@ class NaiveBuffer:
 
     def step(self, ends: list[str]) -> list[np.ndarray]:
         """All environments make a step, which ends some of their episodes; returns what a script adds to its buffer."""
-        self.stacks = [stack or [self.new_frame()] * 4 for stack in self.stacks]
         for idx, end in enumerate(ends):
-            obs, number = self.stacks[idx], len(self.transitions)
+            obs, number = self.stacks[idx] or [self.new_frame()] * 4, len(self.transitions)
             next_obs = [*obs[1:], self.new_frame()]
             self.transitions.append((obs, next_obs, number % 5, number, end == "terminated"))
             self.stacks[idx] = None if end else next_obs
         obs, next_obs, *outcomes = map(list, zip(*self.transitions[-len(ends) :]))
-        return [self.pictures(obs), self.pictures(next_obs), *map(np.array, outcomes)]
+        truncations = np.array([end == "truncated" for end in ends])
+        return [self.pictures(obs), self.pictures(next_obs), *map(np.array, outcomes), truncations]
 
     @staticmethod
     def pictures(numbers: list[list[int]]) -> np.ndarray:
@@ -140,7 +148,7 @@ def test_buffer_holds_the_last_transitions_as_a_naive_list_of_them_does(size, sp
     buffer, naive = small_buffer(size, spare_frames), NaiveBuffer(num_envs)
     for event in [event for pattern, times in what_happens for event in pattern * times] + ["sample"]:
         if event == "copy":  # what resuming does
-            saved, buffer = buffer.state_dict(), small_buffer(size, spare_frames)
+            saved, buffer = saved_and_loaded(buffer), small_buffer(size, spare_frames)
             buffer.load_state_dict(saved)
         elif event != "sample":
             buffer.add(*naive.step(event[:num_envs]))
@@ -183,9 +191,32 @@ def test_number_of_frames_is_steps_and_starts_of_episodes():
     assert (buffer.frames[buffer.num_frames :] == 0).all()
 
 
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_episode_starts_after_one_of_the_environment_has_ended_and_at_no_other_time(end):
+    """Even where all frames of all episodes look alike: nobody looks at them."""
+    buffer, frame = small_buffer(100, spare_frames=50), np.zeros((2, 4, 2, 2), np.uint8)
+    nothing, ended = np.zeros(2, bool), np.array([False, True])
+    terminations, truncations = (ended, nothing) if end == "terminated" else (nothing, ended)
+    for ends in ((nothing, nothing), (nothing, nothing), (terminations, truncations), (nothing, nothing)):
+        buffer.add(frame, frame, np.zeros(2, int), np.zeros(2), *ends)
+    first, second = buffer.rows[0:8:2, :8], buffer.rows[1:8:2, :8]
+    assert first.tolist() == [
+        [0, 0, 0, 0, 0, 0, 0, 1],
+        [0, 0, 0, 1, 0, 0, 1, 4],
+        [0, 0, 1, 4, 0, 1, 4, 6],
+        [0, 1, 4, 6, 1, 4, 6, 8],
+    ]
+    assert second.tolist() == [
+        [2, 2, 2, 2, 2, 2, 2, 3],
+        [2, 2, 2, 3, 2, 2, 3, 5],
+        [2, 2, 3, 5, 2, 3, 5, 7],
+        [9, 9, 9, 9, 9, 9, 9, 10],  # another episode
+    ]
+
+
 def test_a_million_transitions_take_less_than_eight_gigabytes():
-    buffer = ReplayBuffer(1_000_000, WIDTHS, "meta")
-    size = sum(x.nbytes for x in vars(buffer).values() if isinstance(x, torch.Tensor))
+    buffer = ReplayBuffer(1_000_000, 4, 1, "meta")
+    size = sum(x.nbytes for x in vars(buffer).values() if isinstance(x, torch.Tensor | np.ndarray))
     assert size == 1_041_000 * 84 * 84 + 1_000_000 * 11 * 8 <= 7.5e9
     assert 7.5 * size < 1_000_000 * 2 * 4 * 84 * 84  # whole stacks of obs and next_obs
 
@@ -196,7 +227,7 @@ def test_empty_buffer_takes_hardly_any_memory():
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
     before = resident()
-    buffer = ReplayBuffer(1_000_000, WIDTHS, "cpu")
+    buffer = ReplayBuffer(1_000_000, 4, 1, "cpu")
     assert buffer.frames.nbytes > 7.3e9
     assert resident() - before < 0.2e9
 
@@ -205,7 +236,7 @@ def test_checkpoint_holds_only_what_was_stored():
     buffer, naive = small_buffer(1000, spare_frames=8), NaiveBuffer(1)
     for _ in range(10):
         buffer.add(*naive.step([""]))
-    saved = buffer.state_dict()
+    saved = saved_and_loaded(buffer)
     assert saved["rows"].untyped_storage().nbytes() == 10 * 11 * 8
     assert saved["frames"].untyped_storage().nbytes() == 11 * 2 * 2
 
@@ -231,10 +262,10 @@ def naive_network(network, x):
     """Predictions, layer by layer and in double precision."""
     weights = {name: w.double() for name, w in network.named_parameters()}
     x = x.double() / 255
-    for layer, stride in (0, 4), (2, 2), (4, 1):
-        x = F.conv2d(x, weights[f"network.{layer}.weight"], weights[f"network.{layer}.bias"], stride).clamp(min=0)
-    x = (x.reshape(len(x), -1) @ weights["network.7.weight"].T + weights["network.7.bias"]).clamp(min=0)
-    return x @ weights["network.9.weight"].T + weights["network.9.bias"]
+    for layer, stride in ("layer1", 4), ("layer2", 2), ("layer3", 1):
+        x = F.conv2d(x, weights[f"{layer}.weight"], weights[f"{layer}.bias"], stride).clamp(min=0)
+    x = (x.reshape(len(x), -1) @ weights["layer4.weight"].T + weights["layer4.bias"]).clamp(min=0)
+    return x @ weights["head.weight"].T + weights["head.bias"]
 
 
 def test_network_is_the_one_in_nature_on_pixels_from_zero_to_one(network):
@@ -264,7 +295,7 @@ def test_gradient_of_the_loss_equals_that_of_the_naive_network(network):
         torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4 * wanted.abs().max().item())
 
 
-@pytest.mark.parametrize("name", ["dqn_loss", "linear_schedule"])
+@pytest.mark.parametrize("name", ["dqn_loss", "linear_schedule", "update_target"])
 def test_function_is_that_of_dqn(name):
     """There it is compared with a naive version."""
     assert inspect.getsource(getattr(dqn_atari, name)) == inspect.getsource(getattr(dqn, name))
@@ -286,7 +317,7 @@ def test_flags_and_defaults_are_those_of_the_published_file():
 
 
 def test_every_flag_is_used():
-    source = "".join(path.read_text() for path in (SCRIPT, *(ROOT / "cleanrl_utils").glob("*.py")))
+    source = "".join(path.read_text() for path in (SCRIPT, *(ROOT / "cleanrl_utils").rglob("*.py")))
     for field in dataclasses.fields(Args):
         assert f"args.{field.name}" in source, field.name
 
@@ -298,9 +329,8 @@ def test_stored_transitions_are_those_of_the_naive_view_of_the_games(monkeypatch
     flags = ["--env-id", env_id, "--num-envs", num_envs, "--total-timesteps", 300, "--buffer-size", 1000]
     variables = run_script(monkeypatch, tmp_path, *SHORT, *flags, "--exploration-fraction", 1, "--train-frequency", 50)
     buffer = variables["buffer"]
-    buffer.write()
-    assert buffer.count == variables["global_step"] == 300
-    rows = buffer.rows[:300].numpy()
+    assert buffer.num_added == variables["global_step"] == 300
+    rows = buffer.rows[:300]
     numbers, actions = rows[:, :8].astype(int), rows[:, 8].astype(int)
     happened, starts, games = set(), 0, []
     for idx in range(num_envs):
@@ -327,10 +357,9 @@ def test_updates_per_step_do_not_depend_on_the_number_of_environments(monkeypatc
     updates = []
     step = torch.optim.Adam.step
     monkeypatch.setattr(torch.optim.Adam, "step", lambda self: (updates.append(1), step(self)))
-    flags = ["--num-envs", num_envs, "--train-frequency", frequency]
+    flags = ["--accelerate", "off", "--num-envs", num_envs, "--train-frequency", frequency]
     variables = run_script(monkeypatch, tmp_path, *SHORT, *flags)
-    variables["buffer"].write()
-    assert variables["global_step"] == variables["buffer"].count == 240 // num_envs * num_envs
+    assert variables["global_step"] == variables["buffer"].num_added == 240 // num_envs * num_envs
     assert abs(len(updates) - (variables["global_step"] - 100) / frequency) <= 1 + num_envs / frequency
 
 
@@ -377,7 +406,7 @@ def test_loaded_policy_is_the_trained_one(finished):
 def assert_same_end(run_a, run_b):
     """Equal curves and equal last checkpoints, to the bit: networks, optimizer, replay buffer."""
     a, b = (torch.load(run / "checkpoint.pt", weights_only=False) for run in (run_a, run_b))
-    assert a["global_step"] == b["global_step"] and a["buffer"]["count"] > len(a["buffer"]["rows"])
+    assert a["global_step"] == b["global_step"] and a["buffer"]["num_added"] > len(a["buffer"]["rows"])
     for name in ("q_network", "target_network", "optimizer", "buffer"):
         torch.testing.assert_close(a[name], b[name], rtol=0, atol=0)
     curves_a, curves_b = curves(run_a), curves(run_b)
@@ -428,6 +457,21 @@ def test_interrupted_and_resumed_run_of_two_games_of_breakout_equals_one_that_ne
     assert torch.load(stopped / "checkpoint.pt", weights_only=False)["global_step"] == 222
     run_script(monkeypatch, tmp_path, "--resume", stopped)
     assert_same_end(tmp_path / never_stopped, stopped)
+
+
+@needs_atari
+def test_environments_that_cannot_be_restored_start_new_episodes_in_the_buffer_as_well(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(checkpoint, "take_snapshot", lambda envs: None)
+    flags = [*SHORT, "--num-envs", 2, "--buffer-size", 1000]
+    run_dir = run_script(monkeypatch, tmp_path, *flags, "--total-timesteps", 210)["run_dir"]
+    saved = torch.load(tmp_path / run_dir / "checkpoint.pt", weights_only=False)["buffer"]
+    assert saved["stacks"].keys() == {0, 1}  # both are in the midst of an episode
+    script = run_script(monkeypatch, tmp_path, "--resume", run_dir, "--total-timesteps", 240)
+    assert "their episodes start again" in capsys.readouterr().err
+    buffer = script["buffer"]
+    before, after, later = buffer.rows[208:210, :8], buffer.rows[210:212, :8], buffer.rows[212:214, :8]
+    assert all(len(set(stack)) == 1 for stack in after[:, :4]) and after.min() > before.max()
+    assert (later[:, :4] == after[:, 4:]).all()
 
 
 @needs_atari

@@ -217,7 +217,8 @@ def test_weights_start_orthogonal_with_their_gains_and_biases_at_zero():
 
 def test_logprobs_entropy_and_values_equal_those_of_the_naive_network_and_of_torch_distributions(agent):
     x = pixels(5)
-    actions, logprobs, entropy, values = agent.get_action_and_value(x)
+    actions = agent.get_action(x).clone()  # out of inference mode
+    logprobs, entropy, values = agent.evaluate_actions(x, actions)
     logits, expected_values = naive_network(agent, x)
     reference = torch.distributions.Categorical(logits=logits)
     assert actions.shape == (5,) and actions.dtype == torch.int64
@@ -229,20 +230,15 @@ def test_logprobs_entropy_and_values_equal_those_of_the_naive_network_and_of_tor
     assert (agent.get_action(x, deterministic=True) == logits.argmax(-1)).all()
 
 
-def test_rollout_of_several_environments_is_one_pass_with_the_same_numbers(agent):
-    x, actions = pixels(3, 2), torch.randint(0, 4, (3, 2))
-    together = agent.get_action_and_value(x, actions)
-    for step in range(3):
-        for joint, single in zip(together, agent.get_action_and_value(x[step], actions[step]), strict=True):
-            assert joint.shape == (3, 2)
-            torch.testing.assert_close(joint[step], single, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(agent.get_value(x), together[3])
-    assert agent.get_action(x).shape == (3, 2)
+def test_images_of_a_batch_do_not_see_each_other(agent):
+    x, actions = pixels(6), torch.randint(0, 4, (6,))
+    for together, alone in zip(agent.evaluate_actions(x, actions), agent.evaluate_actions(x[2:3], actions[2:3])):
+        torch.testing.assert_close(together[2:3], alone, rtol=1e-4, atol=1e-5)
 
 
 def test_gradient_equals_that_of_the_naive_network(agent):
     x, actions, weights = pixels(4), torch.randint(0, 4, (4,)), torch.randn(3, 4)
-    _, *ours = agent.get_action_and_value(x, actions)
+    ours = agent.evaluate_actions(x, actions)
     logits, values = naive_network(agent, x)
     reference = torch.distributions.Categorical(logits=logits)
     naive = [reference.log_prob(actions), reference.entropy(), values]
@@ -267,9 +263,9 @@ def test_actions_are_sampled_from_the_policy(agent):
 
 def test_bf16_is_close_to_full_precision_and_keeps_the_parameters_in_it(agent):
     x, actions = pixels(8), torch.randint(0, 4, (8,))
-    _, *exact = agent.get_action_and_value(x, actions)
+    exact = agent.evaluate_actions(x, actions)
     agent.bf16 = True
-    _, *rough = agent.get_action_and_value(x, actions)
+    rough = agent.evaluate_actions(x, actions)
     for got, wanted in zip(rough, exact, strict=True):
         assert got.dtype == torch.float32 and (got != wanted).any()
         torch.testing.assert_close(got, wanted, rtol=0.02, atol=0.02)
@@ -349,7 +345,7 @@ script, *sys.argv[1:] = sys.argv[1:]
 spec = gym.spec("BreakoutNoFrameskip-v4")
 gym.register("BreakoutCut260NoFrameskip-v4", spec.entry_point, kwargs=spec.kwargs | {"max_num_frames_per_episode": 260})
 end = runpy.run_path(script, run_name="__main__")
-names = "obs actions rewards terminations truncations logprobs values advantages returns".split()
+names = "obs actions rewards terminations truncations b_logprobs values advantages returns".split()
 np.savez("end.npz", **{name: np.asarray(end[name]) for name in names})
 torch.save(end["agent"].state_dict(), "agent.pt")
 """
@@ -380,7 +376,7 @@ def test_targets_of_a_rollout_are_those_of_the_naive_view_of_its_games(runner):
     with torch.no_grad():
         logits, values = naive_network(agent, torch.as_tensor(end["obs"]).flatten(0, 1))
     logprobs = torch.distributions.Categorical(logits=logits).log_prob(torch.as_tensor(end["actions"]).flatten())
-    np.testing.assert_allclose(end["logprobs"].ravel(), logprobs, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(end["b_logprobs"], logprobs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(end["values"].ravel(), values, rtol=1e-4, atol=1e-5)
     outcomes = (end[name] for name in ("rewards", "terminations", "truncations"))
     advantages = naive_gae(*outcomes, end["values"], next_values, 0.99, 0.95)

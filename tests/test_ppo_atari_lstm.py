@@ -55,6 +55,19 @@ def rollout():
     return x, state, dones, torch.randint(0, ACTIONS, (STEPS, ENVS), generator=generator)
 
 
+def hidden_states(agent, x, state, dones):
+    """The hidden state of the LSTM in each step, as policy and value function get to see it."""
+    critic, agent.critic = agent.critic, torch.nn.Identity()
+    hidden = agent.evaluate_actions(x, state, dones, torch.zeros_like(dones, dtype=torch.int64))[2]
+    agent.critic = critic
+    return hidden
+
+
+def features_of(agent, x):
+    """What the LSTM gets to see of the observations."""
+    return agent.network(x.flatten(0, -4) / 255).unflatten(0, x.shape[:-3])
+
+
 def reference_lstm(agent: Agent) -> torch.nn.LSTM:
     lstm = torch.nn.LSTM(512, 128)
     names = {"weight_ih_l0": agent.lstm_x.weight, "weight_hh_l0": agent.lstm_h.weight}
@@ -63,17 +76,17 @@ def reference_lstm(agent: Agent) -> torch.nn.LSTM:
     return lstm
 
 
-def naive_states(lstm, features, state, dones):
-    """PyTorch's own LSTM, one environment and one step at a time; states as they are before a reset."""
-    states = torch.zeros(len(features), 2, len(dones[0]), 128)
+def naive_hidden_states(lstm, features, state, dones):
+    """PyTorch's own LSTM, one environment and one step at a time."""
+    hidden = torch.zeros(*dones.shape, 128)
     for env in range(len(dones[0])):
         h, c = state[0, env].reshape(1, 1, 128), state[1, env].reshape(1, 1, 128)
         for step in range(len(features)):
             _, (h, c) = lstm(features[step, env].reshape(1, 1, 512), (h, c))
-            states[step, 0, env], states[step, 1, env] = h.flatten(), c.flatten()
+            hidden[step, env] = h.flatten()
             if dones[step, env]:
                 h, c = torch.zeros_like(h), torch.zeros_like(c)
-    return states
+    return hidden
 
 
 # The interface
@@ -119,14 +132,14 @@ def test_lstm_starts_orthogonal_with_biases_zero():
     assert not agent.lstm_x.bias.any() and not agent.lstm_h.bias.any()
 
 
-def test_states_and_gradients_equal_those_of_pytorchs_lstm(agent, rollout):
+def test_hidden_states_and_gradients_equal_those_of_pytorchs_lstm(agent, rollout):
     x, state, dones, _ = rollout
-    states = agent.get_states(x, state, dones)
+    hidden = hidden_states(agent, x, state, dones)
     lstm = reference_lstm(agent)
-    expected = naive_states(lstm, agent.get_features(x).detach(), state, dones)
-    torch.testing.assert_close(states, expected, rtol=1e-5, atol=1e-5)
-    weights = torch.randn(states.shape)
-    (states * weights).sum().backward()
+    expected = naive_hidden_states(lstm, features_of(agent, x).detach(), state, dones)
+    torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-5)
+    weights = torch.randn(hidden.shape)
+    (hidden * weights).sum().backward()
     (expected * weights).sum().backward()
     for ours, name in ((agent.lstm_x, "ih"), (agent.lstm_h, "hh")):
         for kind in ("weight", "bias"):
@@ -149,13 +162,13 @@ def test_one_step_equals_the_formulas_in_numpy(agent):
 
 def test_nothing_is_remembered_beyond_the_end_of_an_episode(agent, rollout):
     x, state, dones, _ = rollout
-    before = agent.get_states(x, state, dones).detach()
+    before = hidden_states(agent, x, state, dones).detach()
     x[:5, 0] = 255 - x[:5, 0]  # environment 0 ends an episode in step 4, and environment 1 did in step 0
     x[0, 1] = 255 - x[0, 1]
-    after = agent.get_states(x, state * -1, dones).detach()
-    assert torch.equal(before[5:, :, 0], after[5:, :, 0]) and torch.equal(before[1:, :, 1], after[1:, :, 1])
-    assert (before[:, :, 2] != after[:, :, 2]).any(dim=(1, 2)).all()  # it goes on to the last step
-    assert (before[4, :, 0] != after[4, :, 0]).any()  # and the state in which an episode ends is that of the episode
+    after = hidden_states(agent, x, state * -1, dones).detach()
+    assert torch.equal(before[5:, 0], after[5:, 0]) and torch.equal(before[1:, 1], after[1:, 1])
+    assert (before[:, 2] != after[:, 2]).any(dim=1).all()  # it goes on to the last step
+    assert (before[4, 0] != after[4, 0]).any()  # and the state in which an episode ends is that of the episode
 
 
 # Detail 5: the states are rebuilt
@@ -175,30 +188,33 @@ def play(agent, x, state, dones):
 def test_rebuilt_states_are_those_of_acting(agent, rollout):
     x, state, dones, _ = rollout
     acted, actions, _ = play(agent, x, state, dones)
-    rebuilt, logprobs, entropy, values = agent.get_action_and_value(x, state, dones, actions)
-    torch.testing.assert_close(rebuilt, acted.clone(), rtol=1e-5, atol=1e-5)
+    actions = actions.clone()  # out of inference mode
+    logprobs, entropy, values = agent.evaluate_actions(x, state, dones, actions)
+    rebuilt = hidden_states(agent, x, state, dones)
+    torch.testing.assert_close(rebuilt, acted[:, 0].clone(), rtol=1e-5, atol=1e-5)
     policy = torch.distributions.Categorical(logits=agent.actor(acted[:, 0].clone()))
     torch.testing.assert_close(logprobs, policy.log_prob(actions), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(entropy, policy.entropy(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(values, agent.critic(acted[:, 0].clone()).squeeze(-1), rtol=1e-4, atol=1e-5)
-    forgetful = agent.get_action_and_value(x, state, torch.zeros_like(dones), actions)
-    assert ((forgetful[1] - logprobs).abs() > 0.01).any()  # without the resets, the comparison above would fail
+    forgetful = agent.evaluate_actions(x, state, torch.zeros_like(dones), actions)
+    assert ((forgetful[0] - logprobs).abs() > 0.01).any()  # without the resets, the comparison above would fail
 
 
 def test_rollout_in_two_parts_is_one_rollout(agent, rollout):
     x, state, dones, _ = rollout
-    whole = agent.get_states(x, state, dones)
+    whole = hidden_states(agent, x, state, dones)
     for cut in (5, 7):  # right after an end, and in the middle of an episode
         _, _, handed_on = play(agent, x[:cut], state, dones[:cut])
-        torch.testing.assert_close(agent.get_states(x[cut:], handed_on, dones[cut:]), whole[cut:], rtol=1e-5, atol=1e-5)
+        rest = hidden_states(agent, x[cut:], handed_on, dones[cut:])
+        torch.testing.assert_close(rest, whole[cut:], rtol=1e-5, atol=1e-5)
 
 
 def test_actions_are_sampled_from_the_policy_and_the_most_probable_ones_taken_on_demand(agent, rollout):
     x, state, _, _ = rollout
     x, state = x[0, :1], state[:, :1]
-    logits = agent.actor(agent.get_states(x[None], state, torch.zeros(1, 1, dtype=torch.bool))[0, 0])[0]
-    gates = agent.lstm_x(agent.get_features(x)).detach()
-    agent.get_features, agent.lstm_x = (lambda x: x), torch.nn.Identity()  # 50,000 times the same picture
+    logits = agent.actor(hidden_states(agent, x[None], state, torch.zeros(1, 1, dtype=torch.bool))[0, 0])
+    gates = agent.get_features(x).detach()
+    agent.get_features = lambda x: x  # 50,000 times the same picture
     actions, states = agent.get_action(gates.expand(50_000, -1), state.expand(-1, 50_000, -1))
     frequencies = torch.bincount(actions, minlength=ACTIONS) / len(actions)
     torch.testing.assert_close(frequencies, logits.softmax(-1), rtol=0, atol=0.01)
@@ -215,7 +231,7 @@ def test_acting_and_updating_leave_no_value_on_the_host(agent, rollout):
             fake[0].sum().item()
         action, new_state = agent.get_action(fake[0][0], fake[1])
         assert action.shape == (ENVS,) and new_state.shape == state.shape and new_state.dtype == state.dtype
-        _, newlogprobs, entropy, newvalues = agent.get_action_and_value(*fake)
+        newlogprobs, entropy, newvalues = agent.evaluate_actions(*fake)
         targets = [torch.zeros(STEPS, ENVS) for _ in range(4)]
         loss, stats = ppo_loss(newlogprobs, entropy, newvalues, *targets, Args())
         loss.backward()
@@ -229,9 +245,10 @@ def test_acting_and_updating_leave_no_value_on_the_host(agent, rollout):
 RECORD = """
 import functools, runpy, sys
 import gymnasium as gym, torch
+from cleanrl_utils import run
 gym.make = functools.partial(gym.make, max_episode_steps=120)
-step, reset, split = gym.vector.SyncVectorEnv.step, gym.vector.SyncVectorEnv.reset, torch.Tensor.split
-seen, splits = [], []
+step, reset = gym.vector.SyncVectorEnv.step, gym.vector.SyncVectorEnv.reset
+seen, minibatches = [], []
 def recorded_step(self, actions):
     obs, rewards, terminations, truncations, infos = step(self, actions)
     final = [infos["final_obs"][i].copy() if truncations[i] else None for i in range(len(truncations))]
@@ -241,16 +258,18 @@ def recorded_reset(self, **kwargs):
     obs, info = reset(self, **kwargs)
     seen.append((obs.copy(), None, None, None, None))
     return obs, info
-def recorded_split(self, size, dim=0):
-    splits.append([x.clone() for x in split(self, size, dim)])
-    return split(self, size, dim)
+def recorded_accelerate(args, script, act, update, state):
+    def recorded_update(*minibatch):
+        minibatches.append([x.clone() for x in minibatch])
+        return update(*minibatch)
+    return act, recorded_update
 gym.vector.SyncVectorEnv.step, gym.vector.SyncVectorEnv.reset = recorded_step, recorded_reset
-torch.Tensor.split = recorded_split
+run.accelerate = recorded_accelerate
 sys.argv[:] = sys.argv[1:]
 end = runpy.run_path(sys.argv[0], run_name="__main__")
-names = ["obs", "initial_state", "dones", "t_actions", "logprobs", "advantages", "returns", "values", "next_values"]
-torch.save({"seen": seen, "splits": splits, "agent": end["agent"].state_dict(), "final_obs": end["final_obs"],
-    "state": end["state"], **{name: end[name] for name in names}}, "record.pt")
+names = ["obs", "initial_state", "b_dones", "b_actions", "logprobs", "advantages", "returns", "values", "next_values"]
+torch.save({"seen": seen, "minibatches": minibatches, "agent": end["agent"].state_dict(),
+    "final_obs": end["final_obs"], **{name: end[name] for name in names}}, "record.pt")
 """
 
 
@@ -279,7 +298,7 @@ def replay(record, resets=True):
 
     logprobs, values, next_values = np.zeros((3, 120, 4))
     with torch.no_grad():
-        features = agent.get_features(torch.as_tensor(np.stack([x[0] for x in seen])))
+        features = features_of(agent, torch.as_tensor(np.stack([x[0] for x in seen])))
         for env in range(4):
             h, c = torch.zeros(2, 1, 1, 128)
             for step in range(120):
@@ -287,7 +306,7 @@ def replay(record, resets=True):
                 policy, values[step, env], h, c = forward(features[step, env], h, c)
                 logprobs[step, env] = policy[actions[env]]
                 if truncations[env]:
-                    final_features = agent.get_features(torch.as_tensor(final_obs[env])[None])
+                    final_features = features_of(agent, torch.as_tensor(final_obs[env])[None])
                     _, next_values[step, env], _, _ = forward(final_features, h, c)
                 elif not terminations[env]:
                     _, next_values[step, env], _, _ = forward(features[step + 1, env], h, c)
@@ -299,7 +318,7 @@ def replay(record, resets=True):
 def test_run_computes_what_pytorchs_lstm_does_from_the_first_step_of_the_run_on(record):
     terminations, truncations = (np.array([x[k] for x in record["seen"][-40:]]) for k in (2, 3))
     assert terminations.any() and len(record["final_obs"]) == truncations.sum() > 0  # else this would test little
-    assert record["dones"].numpy().tolist() == (terminations | truncations).tolist()
+    assert record["b_dones"].numpy().tolist() == (terminations | truncations).tolist()
     logprobs, values, next_values = replay(record)
     tolerance = {"rtol": 1e-4, "atol": 1e-6}
     np.testing.assert_allclose(record["logprobs"], logprobs, **tolerance)
@@ -317,13 +336,13 @@ def test_ratios_are_one_while_nothing_is_learned(record):
 
 
 def test_minibatches_are_whole_environments(record):
-    splits = record["splits"]
-    assert len(splits) == 3 * 2 * 8  # in every epoch, each of the eight tensors
-    epochs = splits[-16:-8], splits[-8:]  # those of the last rollout
-    names = ["obs", "initial_state", "dones", "t_actions", "logprobs", "advantages", "returns", "values"]
+    minibatches = record["minibatches"]
+    assert len(minibatches) == 3 * 2 * 2  # iterations, epochs, and minibatches in each of them
+    epochs = minibatches[-4:-2], minibatches[-2:]  # those of the last rollout
+    names = ["obs", "initial_state", "b_dones", "b_actions", "logprobs", "advantages", "returns", "values"]
     for epoch in epochs:
         columns = []
-        for minibatch in zip(*epoch, strict=True):
+        for minibatch in epoch:
             for column in range(2):
                 assert minibatch[0].shape[:2] == (40, 2)
                 parts = [x[:, column] for x in minibatch]
@@ -360,7 +379,7 @@ class Memory(gym.Env):
         reward = 0 if self.step_number == 0 else 1 if action == self.side else -1
         self.step_number += 1
         return np.zeros((84, 84), np.uint8), reward, self.step_number > self.last_step, False, {}
-gym.register("Memory-v0", lambda obs_type, frameskip: Memory())
+gym.register("Memory-v0", lambda **kwargs: Memory())
 gym.wrappers.AtariPreprocessing = lambda env: env
 sys.modules["ale_py"] = ModuleType("ale_py")
 sys.argv[:] = sys.argv[1:]
@@ -389,11 +408,11 @@ def test_policy_keeps_a_state_and_forgets_where_it_is_told(agent, rollout, tmp_p
     for obs, done in zip(x.numpy(), dones.numpy(), strict=True):
         actions.append(policy(obs))
         policy.reset(done)
-    states = agent.get_states(x, torch.zeros(2, ENVS, 128), dones)
+    acted, _, handed_on = play(agent, x, torch.zeros(2, ENVS, 128), dones)
     assert isinstance(actions[0], np.ndarray)
-    np.testing.assert_array_equal(actions, agent.actor(states[:, 0]).argmax(-1))
-    torch.testing.assert_close(policy.state.clone(), states[-1] * ~dones[-1].unsqueeze(-1), rtol=1e-5, atol=1e-5)
-    assert not policy.state[:, 2].any() and policy.state[:, :2].any()
+    np.testing.assert_array_equal(actions, agent.actor(acted[:, 0]).argmax(-1))
+    torch.testing.assert_close(policy.lstm_state.clone(), handed_on, rtol=1e-5, atol=1e-5)
+    assert not policy.lstm_state[:, 2].any() and policy.lstm_state[:, :2].any()
     again = load_policy(tmp_path / "model.safetensors", envs)  # a policy of its own, that has seen nothing
     np.testing.assert_array_equal(again(x[0].numpy()), actions[0])
 

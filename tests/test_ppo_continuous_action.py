@@ -26,18 +26,8 @@ PPO = ROOT / "cleanrl" / "ppo_continuous_action.py"
 RPO = ROOT / "cleanrl" / "rpo_continuous_action.py"
 MODULES = ROOT / "tests" / "modules"
 PENDULUM = [*SHORT, "--env-id", "Pendulum-v1"]
-NOISY = [
-    "--no-cuda",
-    "--env-id",
-    "noisy_env:Noisy-v0",
-    "--num-envs",
-    "3",
-    "--num-steps",
-    "64",
-    "--num-minibatches",
-    "1",
-]
-NOISY += ["--update-epochs", "1", "--total-timesteps", 5 * 3 * 64]
+NOISY = ["--no-cuda", "--env-id", "noisy_env:Noisy-v0", "--num-envs", "3", "--num-steps", "64"]
+NOISY += ["--num-minibatches", "1", "--update-epochs", "1", "--total-timesteps", 5 * 3 * 64]
 needs_mujoco = pytest.mark.skipif(not importlib.util.find_spec("mujoco"), reason="needs cleanrl[mujoco]")
 needs_dm_control = pytest.mark.skipif(
     not (importlib.util.find_spec("dm_control") and importlib.util.find_spec("shimmy")),
@@ -52,8 +42,13 @@ def agent():
     agent = Agent(SimpleNamespace(single_observation_space=box, single_action_space=gym.spaces.Box(-1, 1, (2,))))
     torch.nn.init.normal_(agent.actor[-1].weight)
     agent.actor_logstd.data = torch.tensor([-1.0, 0.5])
-    agent.obs_stats[:] = torch.tensor([[1.0, -2.0, 0.0], [4.0, 0.01, 9.0]])
+    agent.obs_mean[:] = torch.tensor([1.0, -2.0, 0.0])
+    agent.obs_var[:] = torch.tensor([4.0, 0.01, 9.0])
     return agent
+
+
+def normalize(agent, x):
+    return ((x - agent.obs_mean) / agent.obs_var.sqrt()).clamp(-10, 10)
 
 
 # The interface
@@ -85,13 +80,13 @@ def test_every_detail_is_numbered_in_the_comments(script):
 
 
 def test_logprobs_and_entropy_equal_those_of_torch_distributions(agent):
-    x = torch.randn(7, 5, 3) * 3
-    action, logprobs, entropy, values = agent.get_action_and_value(x)
-    normalized = ((x - agent.obs_stats[0]) / agent.obs_stats[1].sqrt()).clamp(-10, 10)
-    reference = torch.distributions.Normal(agent.actor(normalized), agent.actor_logstd.exp())
+    x = torch.randn(35, 3) * 3
+    action = agent.get_action(x).clone()  # out of inference mode
+    logprobs, entropy, values = agent.evaluate_actions(x, action)
+    reference = torch.distributions.Normal(agent.actor(normalize(agent, x)), agent.actor_logstd.exp())
     torch.testing.assert_close(logprobs, reference.log_prob(action).sum(-1), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(entropy, reference.entropy().sum(-1))
-    torch.testing.assert_close(values, agent.critic(normalized).squeeze(-1))
+    torch.testing.assert_close(entropy.expand(35), reference.entropy().sum(-1))  # the same everywhere
+    torch.testing.assert_close(values, agent.critic(normalize(agent, x)).squeeze(-1))
     torch.testing.assert_close(values, agent.get_value(x))
     (logprobs.sum() + entropy.sum() + values.sum()).backward()
     assert all(p.grad is not None for p in agent.parameters())
@@ -99,8 +94,9 @@ def test_logprobs_and_entropy_equal_those_of_torch_distributions(agent):
 
 def test_actions_are_sampled_from_the_policy(agent):
     x = torch.randn(3)
-    action = agent.get_action_and_value(x.expand(200_000, 3))[0]
-    expected = agent.actor(((x - agent.obs_stats[0]) / agent.obs_stats[1].sqrt()).clamp(-10, 10))
+    action = agent.get_action(x.expand(200_000, 3))
+    expected = agent.actor(normalize(agent, x))
+    torch.testing.assert_close(agent.get_action(x, deterministic=True), expected)
     torch.testing.assert_close(action.mean(0), expected, rtol=0, atol=0.02)
     torch.testing.assert_close(action.std(0), agent.actor_logstd.exp(), rtol=0.02, atol=0)
     assert np.corrcoef(action.T.numpy())[0, 1] == pytest.approx(0, abs=0.01)
@@ -116,23 +112,23 @@ def test_log_deviation_starts_at_zero_and_does_not_depend_on_the_observation():
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.data(), st.integers(1, 5), st.integers(1, 4), st.integers(1, 3))
-def test_merged_statistics_equal_those_of_all_samples(data, num_steps, num_envs, batches):
+@given(st.data(), st.integers(1, 20), st.integers(1, 3))
+def test_merged_statistics_equal_those_of_all_samples(data, batch_size, batches):
     elements = st.floats(-100, 100, width=32)
-    samples = data.draw(hnp.arrays(np.float32, (batches, num_steps, num_envs, 2), elements=elements))
-    stats = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    samples = data.draw(hnp.arrays(np.float32, (batches, batch_size, 2), elements=elements))
+    mean, var = torch.zeros(2), torch.ones(2)
     for i, batch in enumerate(samples):
-        merge_stats(stats, torch.as_tensor(batch), 1 / (i + 1))
+        merge_stats(mean, var, torch.as_tensor(batch), 1 / (i + 1))
     flat = samples.reshape(-1, 2).astype(np.float64)
-    np.testing.assert_allclose(stats[0], flat.mean(0), rtol=1e-4, atol=1e-3)
-    np.testing.assert_allclose(stats[1], flat.var(0), rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(mean, flat.mean(0), rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(var, flat.var(0), rtol=1e-3, atol=1e-2)
 
 
 def test_statistics_of_a_constant_far_from_zero_are_exact():
-    stats = torch.tensor([[0.0], [1.0]])
+    mean, var = torch.tensor(0.0), torch.tensor(1.0)
     for i in range(50):
-        merge_stats(stats, torch.full((100, 3, 1), 1234.567), 1 / (i + 1))
-    assert stats[0].item() == np.float32(1234.567) and stats[1].item() == 0
+        merge_stats(mean, var, torch.full((256,), 1234.567), 1 / (i + 1))
+    assert mean.item() == np.float32(1234.567) and var.item() == 0
 
 
 # Runs a script with an environment that keeps a diary, and keeps what matters of both.
@@ -144,16 +140,14 @@ import noisy_env
 script, without_noise, sys.argv[1:] = sys.argv[2], sys.argv[3] == "True", sys.argv[4:]
 if without_noise:  # the policy plays its mean
     torch.randn_like = torch.zeros_like
-    np.random.standard_normal = np.zeros
 end = runpy.run_path(script, run_name="__main__")
-diaries = np.array(noisy_env.DIARIES)
-np.savez("diary.npz", diaries=diaries, obs_stats=end["agent"].obs_stats, return_stats=end["agent"].return_stats,
-    actions=end["actions"], rewards=end["t_outcomes"][0], logprobs=end["logprobs"])
+names = "actions b_rewards b_logprobs".split()
+np.savez("diary.npz", diaries=noisy_env.DIARIES, **dict(end["agent"].named_buffers()), **{x: end[x] for x in names})
 """
 
 
 def keep_diary(runner, *flags, without_noise=False):
-    runner.run("-c", DIARY, MODULES, PPO, without_noise, *NOISY, *flags)
+    runner.run("-c", DIARY, MODULES, PPO, without_noise, *NOISY, "--accelerate", "off", *flags)
     return np.load(runner.folder / "diary.npz")
 
 
@@ -165,8 +159,8 @@ def diary(tmp_path_factory):
 def test_all_environments_share_one_statistic_of_all_observations(diary):
     observations = diary["diaries"][..., :3].reshape(-1, 3)
     assert diary["diaries"].shape[:2] == (3, 5 * 64)
-    np.testing.assert_allclose(diary["obs_stats"][0], observations.mean(0), rtol=1e-4, atol=1e-3)
-    np.testing.assert_allclose(diary["obs_stats"][1], observations.var(0), rtol=1e-3)
+    np.testing.assert_allclose(diary["obs_mean"], observations.mean(0), rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(diary["obs_var"], observations.var(0), rtol=1e-3)
 
 
 def test_rewards_are_scaled_by_the_deviation_of_the_discounted_return_and_clipped(diary):
@@ -177,9 +171,10 @@ def test_rewards_are_scaled_by_the_deviation_of_the_discounted_return_and_clippe
             discounted = 0.99 * discounted + reward
             returns.append(discounted)
             discounted = 0.0 if ended else discounted
-    np.testing.assert_allclose(diary["return_stats"], [np.mean(returns), np.var(returns)], rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(diary["return_mean"], np.mean(returns), rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(diary["return_var"], np.var(returns), rtol=1e-3)
     raw = diary["diaries"][:, -64:, 5].T
-    np.testing.assert_allclose(diary["rewards"], np.clip(raw / np.std(returns), -10, 10), rtol=1e-3)
+    np.testing.assert_allclose(diary["b_rewards"], np.clip(raw / np.std(returns), -10, 10), rtol=1e-3)
 
 
 def test_executed_actions_are_clipped_and_stored_ones_are_not(diary):
@@ -190,7 +185,7 @@ def test_executed_actions_are_clipped_and_stored_ones_are_not(diary):
 
 def test_policy_that_plays_is_the_one_that_is_evaluated(runner):
     """Its own mean is every policy's most probable action, if statistics have not changed between the two."""
-    logprobs = keep_diary(runner, "--learning-rate", 0, without_noise=True)["logprobs"]
+    logprobs = keep_diary(runner, "--learning-rate", 0, without_noise=True)["b_logprobs"]
     np.testing.assert_allclose(logprobs, 2 * -0.5 * np.log(2 * np.pi), rtol=1e-6)
 
 
@@ -198,6 +193,49 @@ def test_ratios_of_the_first_minibatch_are_one(runner):
     logged = curves(runner.train(*PENDULUM, "--num-minibatches", "1", "--update-epochs", "1", script=PPO))
     assert len(logged["losses/approx_kl"]) == 20
     assert max(abs(value) for _, value in logged["losses/approx_kl"] + logged["losses/clipfrac"]) < 1e-6
+
+
+# Runs a script for one rollout with an environment whose observations count its steps. It reuses one array for them and
+# is cut off after ten steps, so that a reference to its last observation soon shows another one.
+REUSE = """
+import runpy, sys
+import gymnasium as gym, numpy as np, torch
+script, *sys.argv[1:] = sys.argv[1:]
+
+class Reuse(gym.Env):
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    array = np.zeros(1, np.float32)
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+    def step(self, action):
+        self.count += 1
+        self.array[0] = self.count
+        return self.array, 0.0, False, self.count == 10, {}
+
+gym.register("Reuse-v0", Reuse)
+end = runpy.run_path(script, run_name="__main__")
+fresh = end["make_envs"]("Reuse-v0", 1, False, "")
+fresh.reset()
+fresh.step(fresh.action_space.sample())
+fresh.close()
+assert vars(end["envs"]).keys() == vars(fresh).keys(), vars(end["envs"]).keys() ^ vars(fresh).keys()
+end["agent"].obs_mean.zero_()  # as in that rollout, which was the first one
+end["agent"].obs_var.fill_(1)
+with torch.no_grad():
+    values = end["agent"].get_value(torch.arange(11.0)[:, None])
+expected = torch.stack([values[step % 10 + 1] for step in range(35)])  # of ten steps, never of a reset
+torch.testing.assert_close(end["next_values"][:, 0], expected)
+assert len(set(expected.tolist())) == 10
+"""
+
+
+def test_final_observations_are_kept_as_copies_and_no_state_is_hung_on_the_environments(runner):
+    flags = ["--no-cuda", "--env-id", "Reuse-v0", "--num-steps", "35", "--num-minibatches", "1", "--learning-rate", "0"]
+    # with a learning rate of zero, the network that gave `values` is still there
+    runner.run("-c", REUSE, PPO, *flags, "--accelerate", "off", "--total-timesteps", "35")
 
 
 # Learning and evaluation
@@ -221,7 +259,7 @@ def test_evaluation_with_the_saved_statistics_reproduces_the_training_score(lear
     training = np.mean([value for _, value in curves(learned)["charts/episodic_return"]][-40:])
     kept = evaluate(model, "Pendulum-v1", make_envs, load_policy, episodes=50, device="cpu")
     tensors = load_file(model)
-    tensors["obs_stats"] = torch.tensor([[0.0], [1.0]]).repeat(1, 3)
+    tensors["obs_mean"], tensors["obs_var"] = torch.zeros(3), torch.ones(3)
     save_file(tensors, tmp_path / "fresh.safetensors")
     fresh = evaluate(tmp_path / "fresh.safetensors", "Pendulum-v1", make_envs, load_policy, episodes=50, device="cpu")
     assert kept.mean > training - 100  # without exploration: at least as good
@@ -251,7 +289,8 @@ def resume_after_kill(runner: Runner, *flags) -> Path:
     time.sleep(0.2)
     process.kill()
     process.communicate()
-    assert torch.load(checkpoint, weights_only=False)["global_step"] < 100 * 64
+    saved = torch.load(checkpoint, weights_only=False)
+    assert saved["global_step"] < 100 * 64 and saved["running_return"].shape == (2,)
     result = runner.run(PPO, "--resume", checkpoint.parent)
     assert "episodes start again" not in result.stderr
     return checkpoint.parent
@@ -301,7 +340,7 @@ def test_copied_out_file_trains_in_an_empty_folder_without_the_repository(runner
     "env_id, modules, words",
     [
         ("CartPole-v1", None, ["Discrete(2)", "ppo.py"]),
-        ("noisy_env:Matrix-v0", MODULES, ["(2, 2)", "no vector"]),
+        ("noisy_env:Matrix-v0", MODULES, ["(2, 2)", "not a vector"]),
         ("HalfCheeta-v5", None, ["Did you mean: `HalfCheetah`"]),
         ("HalfCheetah-v5", MODULES / "without_mujoco", ['pip install "cleanrl[mujoco]"']),
         ("dm_control/cartpole-balance-v0", MODULES / "without_shimmy", ['pip install "cleanrl[dm_control]"']),
@@ -347,13 +386,14 @@ torch.save(torch.stack(calls) if calls else None, "calls.pt")
 
 def test_rpo_without_its_perturbation_is_its_parent(runner):
     for script, name in ((PPO, "parent"), (RPO, "child")):
-        runner.run("-c", WATCH, script, True, *PENDULUM, "--save-model", "--exp-name", name)
+        flags = [*PENDULUM, "--accelerate", "off", "--save-model", "--exp-name", name]
+        runner.run("-c", WATCH, script, True, *flags)
     parent, child = (next(runner.folder.glob(f"runs/*__{name}__*")) for name in ("parent", "child"))
     assert_same_run(parent, child)
 
 
 def test_rpo_perturbs_means_within_alpha_in_the_update_pass_only(runner):
-    flags = [*PENDULUM, "--rpo-alpha", "0.3", "--no-cudagraphs"]  # recorded, it could not be watched
+    flags = [*PENDULUM, "--rpo-alpha", "0.3", "--accelerate", "off"]  # replayed, it could not be watched
     runner.run("-c", WATCH, RPO, False, *flags)
     calls = torch.load(runner.folder / "calls.pt")
     assert calls.shape == (20 * 10 * 2, 32, 1)  # every minibatch of every epoch, and nothing else
@@ -362,8 +402,7 @@ def test_rpo_perturbs_means_within_alpha_in_the_update_pass_only(runner):
 
 def test_moving_the_action_against_the_mean_is_what_the_paper_does_to_the_mean(agent):
     x, action, z = torch.randn(50, 3), torch.randn(50, 2), torch.rand(50, 2) - 0.5
-    _, logprobs, entropy, _ = agent.get_action_and_value(x, action - z)
-    normalized = ((x - agent.obs_stats[0]) / agent.obs_stats[1].sqrt()).clamp(-10, 10)
-    reference = torch.distributions.Normal(agent.actor(normalized) + z, agent.actor_logstd.exp())
+    logprobs, entropy, _ = agent.evaluate_actions(x, action - z)
+    reference = torch.distributions.Normal(agent.actor(normalize(agent, x)) + z, agent.actor_logstd.exp())
     torch.testing.assert_close(logprobs, reference.log_prob(action).sum(-1), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(entropy, reference.entropy().sum(-1))
+    torch.testing.assert_close(entropy.expand(50), reference.entropy().sum(-1))

@@ -129,10 +129,9 @@ def test_gradient_step_equals_that_of_stable_baselines3_on_the_same_batch():
     obs = generator.normal(size=(64, 4)).astype(np.float32)
     actions = generator.integers(0, 2, 64)
     with torch.no_grad():
-        _, logprobs, _, values = agent.get_action_and_value(torch.as_tensor(obs), torch.as_tensor(actions))
-    logprobs += torch.as_tensor(
-        generator.normal(size=64, scale=0.3), dtype=torch.float32
-    )  # ratios beyond the clip range
+        logprobs, _, values = agent.evaluate_actions(torch.as_tensor(obs), torch.as_tensor(actions))
+    noise = generator.normal(size=64, scale=0.3)  # ratios beyond the clip range
+    logprobs += torch.as_tensor(noise, dtype=torch.float32)
     advantages, returns = torch.as_tensor(generator.normal(size=(2, 64)), dtype=torch.float32)
 
     peer.set_logger(sb3.common.logger.Logger(None, []))
@@ -146,7 +145,7 @@ def test_gradient_step_equals_that_of_stable_baselines3_on_the_same_batch():
 
     optimizer = torch.optim.SGD(agent.parameters(), lr=0.1)
     args = Args(clip_vloss=False, vf_coef=0.5)
-    _, newlogprobs, entropy, newvalues = agent.get_action_and_value(torch.as_tensor(obs), torch.as_tensor(actions))
+    newlogprobs, entropy, newvalues = agent.evaluate_actions(torch.as_tensor(obs), torch.as_tensor(actions))
     loss, stats = ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, values, args)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
@@ -176,12 +175,22 @@ def test_actions_are_sampled_with_the_probabilities_of_the_policy(agent):
 
 def test_logprobs_and_entropy_equal_those_of_torch_distributions(agent):
     x = torch.randn(32, 3)
-    action, logprob, entropy, value = agent.get_action_and_value(x)
+    action = torch.randint(4, (32,))
+    logprob, entropy, value = agent.evaluate_actions(x, action)
     reference = torch.distributions.Categorical(logits=agent.actor(x))
     torch.testing.assert_close(logprob, reference.log_prob(action))
     torch.testing.assert_close(entropy, reference.entropy())
     torch.testing.assert_close(value, agent.get_value(x))
-    (logprob.sum() + entropy.sum() + value.sum()).backward()  # sampled actions may be differentiated through
+    (logprob.sum() + entropy.sum() + value.sum()).backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in agent.parameters())
+
+
+def test_actions_of_a_whole_rollout_are_evaluated_like_those_of_one_batch(agent):
+    x = torch.randn(5, 2, 3)  # num_steps, num_envs, observation
+    action = torch.randint(4, (5, 2))
+    for rollout, batch in zip(agent.evaluate_actions(x, action), agent.evaluate_actions(x[2], action[2])):
+        assert rollout.shape == (5, 2)
+        torch.testing.assert_close(rollout[2], batch)
 
 
 def test_networks_are_initialized_orthogonally_with_the_papers_gains(agent):
