@@ -9,8 +9,9 @@ pinned to one core. The tasks: PPO on cartpole (CartPole-v1, 4 environments) and
 environment, observations and rewards normalized); dqn (CartPole-v1); ddpg, td3 and sac (HalfCheetah-v4, one update a
 step). The contestants take turns of a second: all but one are stopped (SIGSTOP), so that a busy minute of the machine
 hits them alike. Speed is read from the times of each contestant's own TensorBoard events, its own turns counted alone,
-between `--warm-up` steps (start-up and compilation are over, learning has begun) and the end. Reported: median over
-rounds, and its ratio to Stable-Baselines3's.
+between `--warm-up` steps (start-up and compilation are over, learning has begun) and the end. Our files run with their
+defaults, with `--accelerate off` (line by line, as written) and with `--compile`. Reported: the median over rounds, and
+its ratio to Stable-Baselines3's.
 """
 
 import csv
@@ -98,7 +99,7 @@ PEERS = {"stable-baselines3": ("stable_baselines3", {"clip_range_vf": 0.2}), "sb
 
 
 def contestants(task: str) -> list[str]:
-    return [*PEERS, SCRIPTS[task], f"{SCRIPTS[task]} --compile"]
+    return [*PEERS, SCRIPTS[task], f"{SCRIPTS[task]} --accelerate off", f"{SCRIPTS[task]} --compile"]
 
 
 def train(name: str, task: str, steps: int, folder: Path) -> list[str]:

@@ -26,6 +26,36 @@ def test_links_lead_to_files_and_lines_that_exist(page):
             assert text.strip("`") in code, f"{page.name}: {target}#L{line} does not hold {text}"
 
 
+# Flags of programs that are not ours (torchrun, pip, TensorBoard), and of none: the tuner's page speaks of a `--flag`.
+FOREIGN = {"standalone", "nnodes", "nproc-per-node", "upgrade", "logdir", "flag"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_that_a_page_names_exist(page):
+    """A flag that is gone, such as --cudagraphs, must not live on in the documentation."""
+    sources = [*ROOT.glob("cleanrl/*.py"), *ROOT.glob("cleanrl_utils/**/*.py"), *ROOT.glob("benchmark/*.py")]
+    code = "\n".join(path.read_text() for path in sources)
+    known = {name.replace("_", "-") for name in re.findall(r"^ +(\w+): ", code, re.MULTILINE)}  # fields and arguments
+    known |= set(re.findall(r'"--([\w-]+)"', code)) | FOREIGN
+    named = re.findall(r"(?<![\w-])--(?:no-)?([a-z][\w-]*)", page.read_text())
+    unknown = {name for name in named if name.replace("_", "-") not in known}
+    assert not unknown, f"{page.name} names flags that no program has: {unknown}"
+
+
+def test_contributing_says_what_each_module_is_for():
+    """Every module of cleanrl_utils is in the map for readers, and the map names no other."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text.partition("## What is where in `cleanrl_utils/`")[2].partition("\n## ")[0]
+    named = set()  # paths in cleanrl_utils; a row about a folder names the modules in it without their folder
+    for row in table.splitlines():
+        folder = "".join(re.findall(r"^\| `(\w+/)` \|", row))
+        named |= {folder + name for name in re.findall(r"`([\w/]+\.py)`", row)}
+    paths = [path for path in ROOT.glob("cleanrl_utils/**/*.py") if path.name != "__main__.py"]
+    modules = {path.relative_to(ROOT / "cleanrl_utils").as_posix() for path in paths if path.read_text()}
+    without_map = {"engines/__init__.py", "rlops/__init__.py"}  # the row of the folder is about them
+    assert named == modules - without_map
+
+
 def commands(page: Path) -> list[str]:
     """The commands of a page's bash blocks, without their comments."""
     blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
