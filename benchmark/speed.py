@@ -42,7 +42,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 extra, steps = {extra}, int(sys.argv[2])
 {task}
 model = algorithm("MlpPolicy", envs, gamma=0.99, seed=1, **settings, device="cpu", tensorboard_log=sys.argv[1])
-model.learn(steps)
+model.learn(steps, log_interval=1)
 """
 # How a peer is told to do what our file does by default.
 PPO = "settings = dict(gae_lambda=0.95, clip_range=0.2, vf_coef=0.5, max_grad_norm=0.5, **extra)\nalgorithm = PPO"
@@ -159,8 +159,9 @@ class Contestant:
     def steps_per_second(self, warm_up: int) -> float:
         logs = next(self.folder.rglob("events.out.tfevents.*")).parent
         events = EventAccumulator(str(logs), size_guidance={"scalars": 0}).Reload()
-        tag = next(tag for tag in events.Tags()["scalars"] if tag in ("charts/SPS", "time/fps"))
-        points = [(x.step, self.active(x.wall_time)) for x in events.Scalars(tag) if x.step >= warm_up]
+        tags = [tag for tag in events.Tags()["scalars"] if tag in ("charts/SPS", "time/fps")]
+        logged = [x for tag in tags for x in events.Scalars(tag)]
+        points = [(x.step, self.active(x.wall_time)) for x in logged if x.step >= warm_up]
         if len(points) < 2:
             sys.exit(f"{self.name} has logged {len(points)} times after --warm-up {warm_up}: raise --steps")
         (first_step, first_time), (last_step, last_time) = points[0], points[-1]

@@ -821,6 +821,25 @@ def test_changed_number_ends_the_run_with_a_line_that_names_function_and_tensor(
     )
 
 
+def test_rounding_of_kernels_that_are_not_deterministic_is_no_fault_of_a_replay(monkeypatch):
+    """On a GPU with --no-torch-deterministic; a replay that rounds differently stands for its kernels."""
+    settings, state, replayed, audit = make_scaled()
+    audit.replay = lambda x: x * state["weight"].mul_(settings.scale) * (1 + 1e-6)
+    replayed(torch.ones(3))
+    torch.use_deterministic_algorithms(False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    replayed(torch.ones(3))
+    assert audit.passed == 2
+    settings.scale = 3.0  # is found all the same
+    replayed(torch.ones(3))
+    with pytest.raises(SystemExit, match="does other operations now"):
+        replayed(torch.ones(3))
+    torch.use_deterministic_algorithms(True)
+    settings.scale = 2.0
+    with pytest.raises(SystemExit, match="output 0"):
+        replayed.last_audit()
+
+
 def test_last_audit_finds_what_changed_since_and_leaves_the_tensors_as_they_were():
     settings, state, replayed, audit = make_scaled()
     for _ in range(8):

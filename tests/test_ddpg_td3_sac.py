@@ -679,8 +679,8 @@ def test_videos_are_recorded(runner):
     [
         ("ddpg", ["--env-id", "CartPole-v1"], ["Discrete(2)", "dqn.py"]),
         ("sac", ["--env-id", "CartPole-v1"], ["Discrete(2)", "dqn.py"]),
-        ("td3", ["--env-id", "box_envs:Unbounded-v0"], ["-inf", "bounds", "ppo_continuous_action.py"]),
-        ("ddpg", ["--env-id", "box_envs:Matrix-v0"], ["(2, 2)", "no vector"]),
+        ("td3", ["--env-id", "box_envs:Unbounded-v0"], ["-inf", "not a bounded vector", "ppo_continuous_action.py"]),
+        ("ddpg", ["--env-id", "box_envs:Matrix-v0"], ["(2, 2)", "not a bounded vector"]),
         ("ddpg", ["--env-id", "Nope-v0"], ["Nope"]),
         ("ddpg", ["--total-timesteps", "25000"], ["--learning-starts 25000"]),
         ("td3", ["--policy-frequency", "0"], ["at least 1"]),

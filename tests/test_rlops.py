@@ -656,12 +656,13 @@ def test_controls_of_the_curves(opened):
     opened.choose("axis", "seconds")
     assert opened.ask(PATHS) != before
     assert opened.ask("[...document.querySelectorAll('#charts svg text')].pop().textContent").endswith(" s")
-    move = "new PointerEvent('pointermove', {clientX: 400, clientY: r.top + 80})"
-    script = "const c = document.querySelector('#charts svg'), r = c.getBoundingClientRect();"
-    opened.browser.execute_script(f"{script} c.dispatchEvent({move})")
-    tip = opened.ask("document.getElementById('tip').innerText")
-    # which of the two was still running after so many seconds is up to the machine
-    assert re.search(r"dqn\n.* 1 run|ppo\n.* 2 runs", tip) and not opened.ask("document.getElementById('tip').hidden")
+    move = "new PointerEvent('pointermove', {clientX: r.left + r.width / 2, clientY: r.top})"
+    for name, runs in (("dqn", "1 run"), ("ppo", "2 runs")):
+        curve = f"document.querySelector('#charts path.mean[data-name={name}]')"
+        script = f"const c = {curve}, r = c.getBoundingClientRect(); c.closest('svg').dispatchEvent({move})"
+        opened.browser.execute_script(script)
+        assert re.search(rf"{name}\n.* {runs}", opened.ask("document.getElementById('tip').innerText"))
+        assert not opened.ask("document.getElementById('tip').hidden")
     opened.choose("metric", "losses/td_loss")
     assert [name for name, _ in opened.ask(PATHS)] == ["dqn"]
     opened.choose("metric", "eval/episodic_return")

@@ -244,8 +244,9 @@ function chart(title, note, series, options = {}) {
     cursor.setAttribute("x1", px(x)); cursor.setAttribute("x2", px(x)); cursor.setAttribute("visibility", "visible");
     const lines = series.map((s) => {
       const p = s.line.reduce((best, q) => (Math.abs(q.x - x) < Math.abs(best.x - x) ? q : best));
-      const reach = (s.line[s.line.length - 1].x - s.line[0].x) / Math.max(s.line.length - 1, 1);
-      if (Math.abs(p.x - x) > reach * 1.5 + 1e-9 && s.line.length > 1) return null;
+      const [first, last] = [s.line[0].x, s.line[s.line.length - 1].x];
+      const reach = ((last - first) / Math.max(s.line.length - 1, 1)) * 1.5 + 1e-9;
+      if ((x < first - reach || x > last + reach) && s.line.length > 1) return null;
       const spread = p.high > p.low ? ` [${format(p.low)}, ${format(p.high)}]` : "";
       const runs = options.axis === undefined ? ` · ${p.n} run${p.n === 1 ? "" : "s"}` : "";
       return [p.y, h("div", {}, h("span", { class: "dot", style: `color: ${colour(s.name)}` }), h("span", {}, s.name), h("span", {}, format(p.y) + spread + runs))];
