@@ -1126,6 +1126,42 @@ def test_on_replays_with_audits(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_compile_compiles_the_recording_of_a_proven_update_and_the_function_itself_otherwise(tmp_path, monkeypatch):
+    for choice in ("off", "auto", "on"):
+        (act, update), (_, compiled) = accelerated(tmp_path, accelerate=choice, compile=True)
+        assert not isinstance(compiled, Replayed) and compiled is not update
+    monkeypatch.setattr(acceleration.proofs, "why_not_proven", lambda script, device: "")
+    _, (_, compiled) = accelerated(tmp_path, accelerate="auto", compile=True)
+    assert isinstance(compiled, Replayed) and compiled.compiled
+
+
+def test_compiled_recording_learns_the_same_up_to_rounding():
+    """With fused Adam, which `torch.compile` does not look into; and learning rates that change are seen."""
+    networks = []
+    for is_compiled in (False, True):
+        seed()
+        network, rate = mlp("cpu"), torch.tensor(0.1)
+        optimizer = torch.optim.Adam(network.parameters(), rate, fused=True)
+
+        def update(x):
+            optimizer.zero_grad()
+            loss = network(x).pow(2).mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(network.parameters(), 0.5)
+            optimizer.step()
+            return loss.detach()
+
+        state = {"network": network, "optimizer": optimizer}
+        function = Replayed(update, state, audited=False, compiled=True) if is_compiled else update
+        for i in range(CALLS):
+            rate.fill_(0.1 / (i + 1))
+            function(torch.randn(4, 3))
+        networks.append(network)
+    assert replays_of(function)
+    for written, compiled in zip(networks[0].parameters(), networks[1].parameters()):
+        torch.testing.assert_close(written, compiled)
+
+
 @pytest.mark.parametrize("has_loose_parameter", [False, True], ids=["in modules", "also outside modules"])
 def test_compiled_update_sees_changes_of_args_flags_and_the_learning_rate(has_loose_parameter):
     args = SimpleNamespace(scale=1.0)

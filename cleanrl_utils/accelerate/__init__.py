@@ -2,7 +2,8 @@
 
 `--accelerate auto` replays them if the script is, to the byte, one whose replay was proven to give the same bits
 (cleanrl_utils/accelerate/proofs.py); any other script runs as it is written. `on` replays an edited script, too, with
-audits (audit.py). `off` runs every line as written. `--compile` compiles the update, whatever the rest does.
+audits (audit.py). `off` runs every line as written. `--compile` compiles the update: the recording of a proven one on a
+CPU, and the function itself in all other cases.
 """
 
 import os
@@ -26,15 +27,20 @@ def accelerate(args: Any, script: str, act: Callable, update: Callable, state: d
     compiled = compile_update(update, state) if args.compile else update
     if args.accelerate == "off":
         return act, compiled
-    proven = args.accelerate == "auto"
-    if proven:
+    audited = args.accelerate == "on"
+    if not audited:
         reason = proofs.why_not_proven(script, device)
         if reason:
             if os.environ.get("RANK", "0") == "0":
                 print(reason, file=sys.stderr)
             return act, compiled
-    act = Replayed(act, state, audited=not proven)
-    update = compiled if args.compile else Replayed(update, state, audited=not proven)
+    act = Replayed(act, state, audited)
+    if not args.compile:
+        update = Replayed(update, state, audited)
+    elif device == "cpu" and not audited:  # compile the recording, which is faster; an audit would find other roundings
+        update = Replayed(update, state, audited, compiled=True)
+    else:
+        update = compiled
     replayed[:] = [x for x in (act, update) if isinstance(x, Replayed)]
     return act, update
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -30,6 +31,16 @@ SHORT = {
     "rpo_continuous_action": "--total-timesteps 2048 --num-steps 256 --num-minibatches 4",
     "ppo_atari": "--total-timesteps 384 --num-envs 4 --num-steps 16 --num-minibatches 2",
     "ppo_atari_multigpu": "--total-timesteps 384 --local-num-envs 4 --num-steps 16 --num-minibatches 2",
+    "ppo_procgen": "--total-timesteps 768 --num-envs 4 --num-steps 32 --num-minibatches 2",
+    "ppg_procgen": "--total-timesteps 768 --num-envs 4 --num-steps 32 --num-minibatches 2",
+    "ppo_rnd_envpool": "--total-timesteps 384 --num-envs 4 --num-steps 16 --num-minibatches 2",
+    "ppo_pettingzoo_ma_atari": "--total-timesteps 384 --num-envs 4 --num-steps 16 --num-minibatches 2",
+    "ppo_trxl": "--total-timesteps 1024 --num-envs 4 --num-steps 32 --num-minibatches 2",
+    "pqn": "--total-timesteps 4096",
+    "pqn_atari": "--total-timesteps 384 --num-envs 4 --num-steps 16 --num-minibatches 2",
+    "qdagger_dqn_atari_impalacnn": "--total-timesteps 100 --learning-starts 20 --buffer-size 1000 --teacher-steps 100 "
+    "--offline-steps 20 --teacher-eval-episodes 1 --target-network-frequency 10 --batch-size 8",
+    "rainbow_atari": "--total-timesteps 400 --learning-starts 100 --buffer-size 1000 --target-network-frequency 50",
     "dqn": "--total-timesteps 1500 --learning-starts 300 --buffer-size 1000 --target-network-frequency 100",
     "dqn_atari": "--total-timesteps 400 --learning-starts 100 --buffer-size 1000 --target-network-frequency 50",
     "c51": "--total-timesteps 1500 --learning-starts 300 --buffer-size 1000 --target-network-frequency 100",
@@ -119,7 +130,26 @@ def prove_one(script: Path, device: str) -> dict:
 def short_flags(script: Path) -> list[str]:
     """Flags for a training of some seconds, with a checkpoint at its end."""
     name = max((name for name in SHORT if script.stem.startswith(name)), key=len, default="ppo")
-    return [*SHORT[name].split(), "--checkpoint-frequency", "100000"]
+    flags = [*SHORT[name].split(), "--checkpoint-frequency", "100000"]
+    if name.startswith("qdagger"):
+        flags += ["--teacher-model-path", str(make_teacher())]
+    return flags
+
+
+def make_teacher() -> Path:
+    """A teacher that has not learned anything: a proof is about bits, not about scores."""
+    from gymnasium.spaces import Discrete
+    from safetensors.torch import save_file
+
+    from cleanrl.dqn_atari import QNetwork
+
+    path = OWN_PROOFS.with_name("teacher.safetensors")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        breakout = SimpleNamespace(single_action_space=Discrete(4))
+        save_file(QNetwork(breakout).state_dict(), path)
+    return path
 
 
 def train(script: Path, device: str, accelerate: str, folder: Path) -> list[np.ndarray]:

@@ -27,8 +27,8 @@ class Replayed:
 
     is_busy = False  # one of them is running
 
-    def __init__(self, function: Callable, state: dict, audited: bool):
-        self.function, self.state, self.audited = function, state, audited
+    def __init__(self, function: Callable, state: dict, audited: bool, compiled: bool = False):
+        self.function, self.state, self.audited, self.compiled = function, state, audited, compiled
         self.__name__ = getattr(plain_function(function), "__name__", "the function")
         networks = [x for x in state.values() if audited and isinstance(x, torch.nn.Module)]
         self.modules = [module for network in networks for module in network.modules()]
@@ -79,7 +79,7 @@ class Replayed:
 
     def make_replay(self, recording: Recording, inputs: tuple) -> Callable:
         try:
-            replay = make_replay(recording, inputs)
+            replay = make_replay(recording, inputs, self.compiled)
         except RuntimeError as error:  # a CUDA graph cannot hold everything
             self.say(f"it cannot be captured ({str(error).splitlines()[0]})")
             return self.function
@@ -98,9 +98,9 @@ class Replayed:
                 replay.last_time()
 
 
-def make_replay(recording: Recording, inputs: tuple) -> Callable:
+def make_replay(recording: Recording, inputs: tuple, compiled: bool = False) -> Callable:
     """A function with the inputs, outputs and effects of the one that was recorded."""
-    program = make_program(recording)
+    program = make_program(recording, compiled)
     if any(x.is_cuda for x in (*tensors_in(inputs), *recording.outer.values())):
         program = capture(program, tensors_in(inputs))
     parameters = [x for x, _ in recording.gradients]
@@ -120,12 +120,18 @@ def capture(program: Callable, inputs: list[torch.Tensor]) -> Callable:
     """The program as a CUDA graph, which launches all its kernels at once; random numbers continue as without it."""
     own_inputs = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in inputs]
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs, gradients = program(*own_inputs)
-        # One tensor to copy instead of many: the next replay overwrites what this one returns
-        is_stacked = len({(x.shape, x.dtype) for x in outputs}) == 1
-        if is_stacked:
-            outputs = torch.stack(outputs)
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator_before = generator.clone_state()
+    try:
+        with torch.cuda.graph(graph):
+            outputs, gradients = program(*own_inputs)
+            # One tensor to copy instead of many: the next replay overwrites what this one returns
+            is_stacked = len({(x.shape, x.dtype) for x in outputs}) == 1
+            if is_stacked:
+                outputs = torch.stack(outputs)
+    except RuntimeError:
+        generator.graphsafe_set_state(generator_before)  # the other one waits for the end of a capture for ever
+        raise
 
     def replay(*inputs: torch.Tensor) -> tuple[list, list]:
         for own, x in zip(own_inputs, inputs):
