@@ -95,7 +95,7 @@ def write(run_dir: Path, checkpoint: dict, global_step: int) -> None:
             save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
-        # Before the checkpoint is in place: of a kill between the two, a model that seems old is the lesser evil
+        # Before the checkpoint is in place: if the run is killed in between, the model only seems too old
         provenance.note_step(run_dir, global_step)
         os.replace(aside, path)
     finally:
@@ -154,7 +154,7 @@ def has_nan(x: torch.Tensor) -> bool:
 def find_tensor(name: str, value: Any, is_broken: Callable) -> str | None:
     """The name of the first tensor or array of floating point numbers for which `is_broken` holds."""
     if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.floating):
-        value = torch.from_numpy(value.copy())  # which PyTorch wants to be writable and in order
+        value = torch.from_numpy(value.copy())  # PyTorch needs an array that is writable and contiguous
     if isinstance(value, torch.Tensor) and value.is_floating_point():
         parts = value.detach().flatten().split(10_000_000)  # in parts, as a replay buffer is large
         return name if any(is_broken(part) for part in parts) else None

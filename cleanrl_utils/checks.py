@@ -13,12 +13,17 @@ from typing import Any
 LIMITS = [
     (lambda x: x >= 1, "at least 1", "total_timesteps num_envs local_num_envs num_steps num_minibatches update_epochs"),
     (lambda x: x >= 1, "at least 1", "buffer_size batch_size train_frequency policy_frequency update_frequency"),
-    (lambda x: x >= 1, "at least 1", "target_network_frequency"),
+    (lambda x: x >= 1, "at least 1", "n_step teacher_eval_episodes teacher_steps"),
+    (lambda x: x >= 1, "at least 1", "target_network_frequency anneal_steps"),
+    (lambda x: x >= 1, "at least 1", "trxl_num_layers trxl_num_heads trxl_dim trxl_memory_length"),
     (lambda x: x >= 2, "at least 2", "n_atoms"),
     (lambda x: x >= 0, "at least 0", "checkpoint_frequency learning_starts learning_rate policy_lr q_lr alpha"),
+    (lambda x: x >= 0, "at least 0", "offline_steps prioritized_replay_alpha"),
     (lambda x: x >= 0, "at least 0", "exploration_noise policy_noise noise_clip rpo_alpha"),
-    (lambda x: x > 0, "more than 0", "max_grad_norm clip_coef target_kl"),
-    (lambda x: 0 <= x <= 1, "between 0 and 1", "gamma gae_lambda tau start_e end_e exploration_fraction"),
+    (lambda x: x >= 0, "at least 0", "init_lr final_lr reconstruction_coef"),
+    (lambda x: x > 0, "more than 0", "temperature prioritized_replay_eps max_grad_norm clip_coef target_kl"),
+    (lambda x: 0 <= x <= 1, "between 0 and 1", "gamma gae_lambda q_lambda tau start_e end_e exploration_fraction"),
+    (lambda x: 0 <= x <= 1, "between 0 and 1", "prioritized_replay_beta"),
     (lambda x: 0 <= x < 2**32, "between 0 and 2**32 - 1", "seed"),
 ]
 # What a file computes from other flags, and then not the user's to set.

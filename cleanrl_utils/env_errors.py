@@ -24,10 +24,11 @@ EXTRAS = {
     "envpool": "envpool",
     "mujoco": "mujoco",
     "box2d": "box2d",
+    "minigrid": "memory",
 }
 # Libraries whose errors are about how they are used: an error from inside any other code is a bug there.
 LIBRARIES = {"gymnasium", "ale_py", "cv2", "stable_baselines3", "shimmy", "dm_control", "dm_env", "envpool", "mujoco"}
-LIBRARIES |= {"Box2D", "pygame", "moviepy", "numpy"}
+LIBRARIES |= {"Box2D", "pygame", "moviepy", "numpy", "minigrid", "memory_gym"}
 MISTAKES = (gym.error.Error, AssertionError, ImportError, TypeError, ValueError, OSError)
 
 
@@ -72,6 +73,8 @@ def advice(env_id: str, error: Exception) -> str | None:
     missing = re.search(r"No module named '(\w+)", text) or re.search(r"gymnasium\[([\w-]+)\]", text)
     if missing and missing[1] in EXTRAS:  # another module is the user's own
         return f'its extra is not installed: pip install "cleanrl[{EXTRAS[missing[1]]}]"'
+    if missing and missing[1] == "memory_gym":  # in no extra: it asks for versions of other packages from years ago
+        return "its package is not installed: pip install --no-deps memory-gym==1.0.2"
     if missing and missing[0].startswith("gymnasium["):
         return f'its extra is not installed: pip install "cleanrl[{missing[1]}]"'
     if "Namespace dm_control not" in text:

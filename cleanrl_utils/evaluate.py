@@ -41,7 +41,7 @@ if sys.platform == "linux" and not os.environ.keys() & {"DISPLAY", "WAYLAND_DISP
 warnings.filterwarnings("ignore", message=".*Overwriting existing videos")
 
 SEED_OFFSET = 1_000_000  # evaluation episodes start where training episodes did not
-MAX_EPISODE_STEPS = 108_000  # as many as an Atari game has frames in the half hour that papers let it last
+MAX_EPISODE_STEPS = 108_000  # the frames of half an hour of Atari, the limit that papers use
 MAX_FILM_BYTES = 4e9  # the frames of a film are kept in memory until it is written
 
 

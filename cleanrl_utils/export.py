@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from cleanrl_utils.evaluate import EnvPoolGames, describe_age, load_run, model_args, model_step
 
 TOLERANCE = 1e-5
-BATCH = 3  # for tracing: a size that no other axis of a state has
+BATCH = 13  # for tracing: a size that no other axis of a state has
 
 
 class ExportError(Exception):
@@ -178,7 +178,8 @@ def largest_differences(session: Any, original: Callable, policy: Policy, obs: n
         originals.append(expected)
         outcomes.append(outcome[: len(expected)])
     # and all at once, which is another size of batch; with a memory, only the first step has the same past
-    states = [np.zeros([len(obs) if size == BATCH else size for size in x.shape], np.float32) for x in policy.states]
+    shapes = [[len(obs) if size == BATCH else size for size in x.shape] for x in policy.states]
+    states = [np.zeros(shape, x.numpy().dtype) for shape, x in zip(shapes, policy.states)]
     rows = BATCH if states else len(obs)
     at_once = run(obs, states)
     worst = []

@@ -11,11 +11,19 @@ import torch
 GPU_SHARE = 0.8  # of the memory free on the GPU; the rest is for networks, graphs and libraries
 
 
-def place_buffer(buffer_class: type, size: int, *arguments: Any, device: torch.device | None = None) -> Any:
+def place_buffer(
+    buffer_class: type,
+    size: int,
+    *arguments: Any,
+    device: torch.device | None = None,
+    flag: str = "--buffer-size",
+    beside: Any = None,
+) -> Any:
     """The replay buffer `buffer_class(size, *arguments, device)`; if its tensors do not fit there, on the CPU.
 
     The device is given by its name or as the last argument. If the buffer fits nowhere, the program ends with a line
-    that says what would fit.
+    that says what would fit; `flag` is the one that sets the size. `beside` is a buffer that the script made before: it
+    will fill memory of the machine that still counts as free.
     """
     shape = arguments
     if device is None:
@@ -33,12 +41,14 @@ def place_buffer(buffer_class: type, size: int, *arguments: Any, device: torch.d
         print(f"the replay buffer ({on_device / 1e9:.1f} GB) does not fit on the GPU: it stays in the machine's memory")
         device = cpu
     in_machine = (np.ndarray,) if device.type == "cuda" else (np.ndarray, torch.Tensor)
-    need, free = estimate(size, in_machine), free_memory()
+    promised = num_bytes_in_machine(beside) if beside else 0
+    need, free = estimate(size, in_machine), free_memory() - promised
     if need > free:
         row = estimate(1, in_machine) - estimate(0, in_machine)
         most = max(int((free - estimate(0, in_machine)) / row), 0)
+        left = f" beside the {promised / 1e9:.1f} GB of another replay buffer" if beside else ""
         sys.exit(
-            f"--buffer-size {size} takes {need / 1e9:.1f} GB, {free / 1e9:.1f} GB of memory are free; "
+            f"{flag} {size} takes {need / 1e9:.1f} GB, {max(free, 0) / 1e9:.1f} GB of memory are free{left}; "
             f"at most {most} fit"
         )
     return buffer_class(size, *shape, device)
@@ -46,6 +56,11 @@ def place_buffer(buffer_class: type, size: int, *arguments: Any, device: torch.d
 
 def num_bytes(buffer: Any, kinds: tuple) -> int:
     return sum(x.nbytes for x in vars(buffer).values() if isinstance(x, kinds))
+
+
+def num_bytes_in_machine(buffer: Any) -> int:
+    on_gpu = sum(x.nbytes for x in vars(buffer).values() if isinstance(x, torch.Tensor) and x.is_cuda)
+    return num_bytes(buffer, (np.ndarray, torch.Tensor)) - on_gpu
 
 
 def free_memory() -> float:

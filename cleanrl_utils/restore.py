@@ -15,7 +15,7 @@ from cleanrl_utils.checkpoint import OURS
 from cleanrl_utils.snapshot import reset_with_fresh_seeds, restore_snapshot
 
 # What belongs to the episodes that the environments are in. If those start again, so does this.
-OF_EPISODES = ("next_obs", "running_return", "lstm_state")
+OF_EPISODES = ("next_obs", "running_return", "lstm_state", "memory", "position")
 
 
 def load(run_dir: str, script: str) -> dict:

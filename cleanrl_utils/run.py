@@ -24,7 +24,7 @@ from cleanrl_utils.checkpoint import checkpoint_due, save_checkpoint  # noqa: F4
 from cleanrl_utils.checks import check, option
 from cleanrl_utils.commands import tool
 from cleanrl_utils.env_errors import explain_env_error  # noqa: F401
-from cleanrl_utils.evaluate import SEED_OFFSET, evaluate
+from cleanrl_utils.evaluate import SEED_OFFSET, describe_age, evaluate, model_args
 from cleanrl_utils.lock import lock, unlock
 from cleanrl_utils.memory import place_buffer  # noqa: F401
 from cleanrl_utils.restore import load, restore  # noqa: F401
@@ -32,6 +32,8 @@ from cleanrl_utils.snapshot import take_snapshot  # noqa: F401
 
 # What a resumed run may not change: its checkpoint would no longer fit, or the flag would have no effect.
 FIXED_ON_RESUME = ("env_id", "exp_name", "seed", "num_envs", "buffer_size", "n_atoms", "v_min", "v_max")
+FIXED_ON_RESUME += ("n_step", "teacher_steps", "offline_steps", "teacher_eval_episodes", "teacher_model_path")
+FIXED_ON_RESUME += ("teacher_policy_hf_repo", "teacher_model_exp_name")
 # Flags that do not take part in the training: they may be given for a run that has nothing left to train.
 AFTER_TRAINING = ("save_model", "upload_model", "hf_entity", "capture_video", "cuda", "resume")
 AFTER_TRAINING += ("track", "wandb_project_name", "wandb_entity")
@@ -106,9 +108,36 @@ def settle_finished(args: Any, saved: Any, global_step: int) -> Any:
 
 
 def final_step(args: Any) -> int:
-    """The step at which the training ends: it takes all environments, and whole rollouts, at a time."""
+    """The step at which the training ends: it takes all environments, and whole rollouts, at a time.
+
+    Updates of an offline phase, before the first environment step, are counted as steps as well.
+    """
     steps = args.num_envs * getattr(args, "num_steps", 1)
-    return args.total_timesteps // steps * steps
+    return getattr(args, "offline_steps", 0) + args.total_timesteps // steps * steps
+
+
+def find_teacher(args: Any) -> str:
+    """The model file to learn from: of a run folder, a file itself, or on the hub. Exits with a line without one."""
+    from cleanrl_utils.huggingface import HubError, pull_from_hub, repository
+
+    place = args.teacher_model_path
+    if place is None:
+        try:
+            name = args.teacher_policy_hf_repo or repository("cleanrl", args.env_id, args.teacher_model_exp_name, 1)
+            place = pull_from_hub(name)
+        except HubError as error:
+            advice = "train one with dqn_atari.py --save-model, and name its folder: --teacher-model-path RUN_DIR"
+            sys.exit(f"no teacher ({error}); {advice}")
+    models = sorted(Path(place).glob("*.safetensors")) if Path(place).is_dir() else [Path(place)]
+    if len(models) != 1 or not models[0].is_file():
+        sys.exit(f"--teacher-model-path {place}: neither a model file nor a run folder with one model (--save-model)")
+    game = (model_args(models[0]) or {}).get("env_id", args.env_id)
+    if game != args.env_id:
+        sys.exit(f"the teacher {models[0]} plays {game}, not --env-id {args.env_id}")
+    age = describe_age(models[0].parent, models[0])
+    if age:
+        print(f"the teacher: {age}", file=sys.stderr)
+    return str(models[0])
 
 
 def lock_or_exit(run_dir: str) -> None:

@@ -611,7 +611,7 @@ OBSTACLES = [
     (draw_from_numpy, "it changes NumPy's random numbers"),
     (draw_from_a_python_generator, "it changes python_generator"),
     (draw_from_a_numpy_generator, "it changes numpy_generator"),
-    (nn.Identity(), "it is no plain function"),
+    (nn.Identity(), "it is not a plain function"),
     (lambda x: x + torch.tensor(1.0), "it does something else in each call"),
 ]
 

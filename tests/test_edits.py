@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten
 
 MODES = ("off", "auto", "on")
 STOPPED_BY_THE_AUDIT = "--accelerate on: the replay of"
-RUNS_AS_WRITTEN = "runs as written, as it is no released file"
+RUNS_AS_WRITTEN = "runs as written, as it is not a released file"
 
 # What `--accelerate on` makes of an edit on a CPU: which functions it replays, or that an audit stops the run.
 BOTH, UPDATE, ACT, NEITHER, STOPPED = "both", "update", "act", "neither", "stopped"

@@ -76,7 +76,7 @@ def settle(recording: Recording) -> tuple[dict[Slot, torch.Tensor], list[Operati
     results = [*recording.outputs, *(slot for _, slot in recording.gradients)]
     written = {base.get(slot, slot) for x in recording.operations for slot in x.writes}
     unsettled = written | {base.get(slot, slot) for slot in results}
-    fixed = {slot: x.detach() for slot, x in recording.outer.items()}  # these stay where they are, not as they are
+    fixed = {slot: x.detach() for slot, x in recording.outer.items()}  # their memory stays, their values change
     fixed |= {slot: x for slot, x in recording.fills.items() if slot not in unsettled}
     constant = fixed.keys() & recording.fills.keys()
     remaining = []

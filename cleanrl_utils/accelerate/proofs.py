@@ -76,7 +76,7 @@ def why_not_proven(script: str | Path, device: str) -> str:
     if known:
         command = f"python -m cleanrl_utils.lineage prove {name}"
         return f"{name} runs as written: its replay is not proven for PyTorch {version()} on {device} yet ({command})"
-    return f"{name} runs as written, as it is no released file; --accelerate on replays it, faster and with audits"
+    return f"{name} runs as written, as it is not a released file; --accelerate on replays it, faster and with audits"
 
 
 def missing(scripts: list[Path]) -> list[str]:

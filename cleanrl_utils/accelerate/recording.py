@@ -245,7 +245,7 @@ def record(function: Callable, inputs: tuple, state: dict, edited: bool = True) 
     recorder = Recorder(input_tensors)
     recording = recorder.recording
     if plain_function(function) is None:
-        recorder.refuse("it is no plain function")
+        recorder.refuse("it is not a plain function")
         return function(*inputs), recording
     old_gradients = [x for x in named_tensors(state).values() if x.requires_grad and x.grad is not None]
     versions = [x._version for x in input_tensors]

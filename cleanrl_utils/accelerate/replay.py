@@ -49,7 +49,7 @@ class Replayed:
         kind = tuple([(x.shape, x.stride(), x.dtype) if isinstance(x, torch.Tensor) else x for x in inputs])
         try:
             replay = self.replays.get((kind, self.modes()))
-        except TypeError:  # a list, say, is no key of a dictionary
+        except TypeError:  # a list, say, cannot be a key
             replay = None
         if replay is None or named:
             return self.record((kind, self.modes()), inputs, named)
@@ -130,7 +130,7 @@ def capture(program: Callable, inputs: list[torch.Tensor]) -> Callable:
             if is_stacked:
                 outputs = torch.stack(outputs)
     except RuntimeError:
-        generator.graphsafe_set_state(generator_before)  # the other one waits for the end of a capture for ever
+        generator.graphsafe_set_state(generator_before)  # a failed capture leaves it unusable
         raise
 
     def replay(*inputs: torch.Tensor) -> tuple[list, list]:
@@ -140,5 +140,5 @@ def capture(program: Callable, inputs: list[torch.Tensor]) -> Callable:
         copies = outputs.clone().unbind() if is_stacked else [x.clone() for x in outputs]
         return list(copies), gradients
 
-    replay.program = program  # its constants are what the graph reads: they must stay in memory
+    replay.program = program  # keeps the constants that the graph reads in memory
     return replay
