@@ -8,5 +8,5 @@ python -m cleanrl_utils.benchmark --num-seeds 3 --workers "${JOBS:-2}" \
   --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 \
   --command "python cleanrl/ppo.py --no-cuda --save-model"
 
-python -m cleanrl_utils.rlops runs --exp-name ppo --append benchmark/results/ppo.csv --output-filename runs/ppo.png
+python -m cleanrl_utils.rlops runs --exp-name ppo --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 --append benchmark/results/ppo.csv --output-filename runs/ppo.png
 python benchmark/results.py docs

@@ -54,15 +54,15 @@ FAMILY = {
     "sac_atari.py": ("sac_continuous_action.py", 110),
     "ppo_action_mask.py": ("ppo.py", 40),
     "ppo_procgen.py": ("ppo_atari_envpool.py", 80),
-    "ppg_procgen.py": ("ppo_procgen.py", 140),
+    "ppg_procgen.py": ("ppo_procgen.py", 160),
     "ppo_rnd_envpool.py": ("ppo_atari_envpool.py", 180),
     "ppo_pettingzoo_ma_atari.py": ("ppo_atari.py", 80),
-    "ppo_trxl.py": ("ppo_atari_lstm.py", 270),
-    "qdagger_dqn_atari_impalacnn.py": ("dqn_atari.py", 130),
-    "rainbow_atari.py": ("c51_atari.py", 200),
+    "ppo_trxl.py": ("ppo_atari_lstm.py", 280),
+    "qdagger_dqn_atari_impalacnn.py": ("dqn_atari.py", 195),
+    "rainbow_atari.py": ("c51_atari.py", 170),
     "pqn.py": ("ppo.py", 84),
-    "pqn_atari_envpool.py": ("ppo_atari_envpool.py", 80),
-    "pqn_atari_envpool_lstm.py": ("pqn_atari_envpool.py", 75),
+    "pqn_atari_envpool.py": ("ppo_atari_envpool.py", 88),
+    "pqn_atari_envpool_lstm.py": ("pqn_atari_envpool.py", 78),
 }
 BUDGETS = {name: budget for name, (_, budget) in FAMILY.items()}
 MAX_WIDTH, MAX_DEPTH = 120, 5

@@ -28,6 +28,7 @@ NOT_FINITE = [float("nan"), float("inf"), float("-inf")]
 TABLE = [
     # files, flag, values that are wrong, values at the edge that are right
     ("ppo dqn c51", "learning_rate", [-1e-9, *NOT_FINITE], [0.0, 10.0]),
+    ("pqn", "q_lambda", [-0.1, 1.1, *NOT_FINITE], [0.0, 1.0]),
     ("sac_continuous_action sac_atari", "policy_lr", [-1.0, *NOT_FINITE], [0.0]),
     ("sac_continuous_action sac_atari", "q_lr", [-1.0, *NOT_FINITE], [0.0]),
     ("ppo ppo_continuous_action", "max_grad_norm", [-0.5, 0.0, *NOT_FINITE], [1e-9, 1e9]),

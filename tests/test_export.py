@@ -34,6 +34,7 @@ def make_run(folder: Path, name: str, env_id: str | None = None, metadata: dict 
     if env_id is None:
         env_id = "Pendulum-v1" if "continuous" in name else "CartPole-v1"
         env_id = "Breakout-v5" if "envpool" in name else "BreakoutNoFrameskip-v4" if "atari" in name else env_id
+        env_id = "Taxi-v4" if "mask" in name else env_id
     algorithm = importlib.import_module(f"cleanrl.{name}")
     envs = algorithm.make_envs(env_id, 1, False, "")
     torch.manual_seed(0)
@@ -78,7 +79,7 @@ def test_the_exported_policy_acts_like_the_original(name, tmp_path):
             coarse = rng.integers(0, 256, (2, space.shape[0], 3, 3), dtype=np.uint8)
             obs = coarse.repeat(28, axis=2).repeat(28, axis=3)
         else:
-            obs = rng.normal(size=(2, *space.shape)).astype(np.float32)
+            obs = rng.normal(size=(2, *space.shape)).astype(np.float32 if space.dtype.kind == "f" else space.dtype)
         outcome = dict(zip(names, session.run(None, feed | {"obs": obs}), strict=True))
         expected = policy(obs)
         np.testing.assert_allclose(outcome["action"], expected, rtol=1e-5, atol=1e-5)

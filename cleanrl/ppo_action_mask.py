@@ -1,0 +1,440 @@
+"""PPO with invalid action masking: a policy that never takes an action which the environment rules out.
+
+Paper:   https://arxiv.org/abs/2006.14171 (Huang & Ontañón 2022)
+Details: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/ (Huang et al. 2022)
+Docs:    docs/rl-algorithms/ppo_action_mask.md
+Parent:  ppo.py
+Run:     python cleanrl/ppo_action_mask.py --env-id Taxi-v4
+"""
+
+import signal
+
+if __name__ == "__main__":  # Ctrl+C during the imports below ends the program without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import json
+import os
+import random
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+import tyro
+from safetensors.torch import load_file, save_file
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    """the name of this experiment"""
+    seed: int = 1
+    """seed of the experiment"""
+    torch_deterministic: bool = True
+    """use only deterministic algorithms: on one machine, the same seed gives the same numbers"""
+    cuda: bool = True
+    """train on the GPU when there is one"""
+    compile: bool = False
+    """compile the update with `torch.compile`: half a minute of warm-up, slightly different rounding"""
+    accelerate: Literal["auto", "on", "off"] = "auto"
+    """record and replay policy and update: `auto` where proven exact, `on` with audits, `off`: as written"""
+    track: bool = False
+    """also log to Weights & Biases"""
+    wandb_project_name: str = "cleanRL"
+    """the project on Weights & Biases"""
+    wandb_entity: str | None = None
+    """the entity (team) of the project on Weights & Biases"""
+    capture_video: bool = False
+    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
+    save_model: bool = False
+    """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
+    upload_model: bool = False
+    """upload the saved model to the Hugging Face Hub"""
+    hf_entity: str = ""
+    """the user or organisation on the Hugging Face Hub"""
+    checkpoint_frequency: int = 100_000
+    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
+    resume: str | None = None
+    """continue the run in this folder; other flags on the command line override the saved ones"""
+
+    # Algorithm specific arguments
+    env_id: str = "Taxi-v4"
+    """the id of the environment"""
+    total_timesteps: int = 500_000
+    """environment steps of the whole run, all environments together"""
+    learning_rate: float = 1e-3
+    """the learning rate of the optimizer"""
+    num_envs: int = 16
+    """the number of parallel environments"""
+    num_steps: int = 128
+    """steps of each environment in a rollout"""
+    anneal_lr: bool = True
+    """anneal the learning rate linearly to zero"""
+    gamma: float = 0.99
+    """the discount factor"""
+    gae_lambda: float = 0.95
+    """the lambda of generalized advantage estimation"""
+    num_minibatches: int = 4
+    """minibatches per epoch"""
+    update_epochs: int = 4
+    """passes over each rollout"""
+    norm_adv: bool = True
+    """normalize the advantages of each minibatch"""
+    clip_coef: float = 0.2
+    """the clipping range of the surrogate objective"""
+    clip_vloss: bool = True
+    """clip the value loss as well"""
+    ent_coef: float = 0.01
+    """coefficient of the entropy bonus"""
+    vf_coef: float = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: float = 0.5
+    """the maximum norm of the gradient"""
+    target_kl: float | None = None
+    """stop the epochs of an update once the KL divergence exceeds this"""
+
+    # Computed at run time
+    batch_size: int = 0
+    """num_envs * num_steps"""
+    minibatch_size: int = 0
+    """batch_size // num_minibatches"""
+    num_iterations: int = 0
+    """total_timesteps // batch_size"""
+
+
+class ActionMask(gym.Wrapper):
+    """Observations become pairs of the observation and its action mask: 1 for a valid action, 0 for an invalid one.
+
+    The mask is `info["action_mask"]`, as in Taxi, or what a method `action_masks()` of the environment returns.
+    """
+
+    def __init__(self, env):
+        super().__init__(env)
+        mask_space = gym.spaces.MultiBinary(int(env.action_space.n))
+        self.observation_space = gym.spaces.Tuple([env.observation_space, mask_space])
+        self.reset()  # an environment without a mask ends the program now, not in the middle of it
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        return (obs, self.get_mask(info)), info
+
+    def step(self, action):
+        obs, reward, termination, truncation, info = self.env.step(action)
+        return (obs, self.get_mask(info)), reward, termination, truncation, info
+
+    def get_mask(self, info):
+        mask = info.get("action_mask")
+        if mask is None and self.env.has_wrapper_attr("action_masks"):
+            mask = self.env.get_wrapper_attr("action_masks")()
+        num_actions = self.action_space.n
+        if np.shape(mask) != (num_actions,):
+            raise ValueError(f"it gives no info['action_mask'] or action_masks() of {num_actions} actions; try ppo.py")
+        return mask
+
+
+def make_env(env_id, idx, capture_video, run_dir):
+    # differs from ppo.py: the mask joins the observation, and is flattened and stored with it
+    def thunk():
+        is_filmed = capture_video and idx == 0
+        env = gym.make(env_id, render_mode="rgb_array") if is_filmed else gym.make(env_id)
+        action_space = env.action_space
+        if not isinstance(action_space, gym.spaces.Discrete):
+            raise ValueError(f"its actions are {action_space}; try ppo_continuous_action.py")
+        if action_space.start != 0:  # the policy counts actions from 0, this environment does not
+            from_0 = gym.spaces.Discrete(action_space.n)
+            env = gym.wrappers.TransformAction(env, lambda action: action + action_space.start, from_0)
+        env = ActionMask(env)
+        if len(env.observation_space.shape or ()) != 1:  # integers and matrices become one vector
+            env = gym.wrappers.FlattenObservation(env)
+        if is_filmed:
+            env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        return env
+
+    return thunk
+
+
+def make_envs(env_id, num_envs, capture_video, run_dir):
+    # detail 1: vectorized architecture. SAME_STEP: the step that ends an episode returns the first observation of the
+    # next episode, and the last observation of the old one in infos["final_obs"], so no reset step is ever trained on.
+    thunks = [make_env(env_id, idx, capture_video, run_dir) for idx in range(num_envs)]
+    return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+
+
+def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weights, constant biases
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.constant_(layer.bias, bias_const)
+    return layer
+
+
+def mlp(input_dim, output_dim, output_std):
+    return nn.Sequential(
+        layer_init(nn.Linear(input_dim, 64)),
+        nn.Tanh(),
+        layer_init(nn.Linear(64, 64)),
+        nn.Tanh(),
+        layer_init(nn.Linear(64, output_dim), output_std),
+    )
+
+
+class Agent(nn.Module):
+    # differs from ppo.py: what follows the observation in x is the action mask
+    def __init__(self, envs):
+        super().__init__()
+        num_actions = int(envs.single_action_space.n)
+        obs_dim = envs.single_observation_space.shape[0] - num_actions
+        self.obs_dim = obs_dim
+        # detail 13: policy and value function are separate networks
+        self.critic = mlp(obs_dim, 1, output_std=1.0)
+        self.actor = mlp(obs_dim, num_actions, output_std=0.01)
+
+    def get_value(self, x):
+        return self.critic(x[..., : self.obs_dim]).squeeze(-1)
+
+    def get_logits(self, x):
+        logits = self.actor(x[..., : self.obs_dim])
+        mask = x[..., self.obs_dim :]
+        # so low that the probability of an invalid action, and the gradient of its logit, are exactly 0
+        return logits.masked_fill(mask == 0, -1e8)
+
+    @torch.inference_mode()
+    def get_action(self, x, deterministic=False):
+        logits = self.get_logits(x)
+        if not deterministic:
+            # Gumbel-max trick: the argmax of logits plus Gumbel noise is a sample of softmax(logits)
+            gumbel_noise = -torch.empty_like(logits).exponential_().log()
+            logits = logits + gumbel_noise
+        return logits.argmax(-1)
+
+    def evaluate_actions(self, x, action):
+        """The log-probability of each action, the entropy of the policy there, and the value of the observation."""
+        all_logprobs = self.get_logits(x).log_softmax(-1)
+        logprob = all_logprobs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
+        return logprob, entropy, self.get_value(x)
+
+
+def compute_gae(rewards, terminations, truncations, values, next_values, gamma, gae_lambda):
+    """Detail 5: advantages and returns by GAE (Schulman et al. 2016). All tensors are (num_steps, num_envs).
+
+    `next_values` belong to the observations that really came next, also after a truncation. After a termination,
+    nothing comes next. Advantages do not flow from one episode into the one before it.
+    """
+    deltas = rewards + gamma * next_values * ~terminations - values
+    decays = gamma * gae_lambda * ~(terminations | truncations)
+    advantages = torch.zeros_like(deltas)
+    advantage = 0.0
+    for step in reversed(range(len(deltas))):
+        advantage = deltas[step] + decays[step] * advantage
+        advantages[step] = advantage
+    return advantages, advantages + values
+
+
+def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, values, args):
+    """The loss of a minibatch, and a dictionary of what to log (detail 12: debug variables)."""
+    logratio = newlogprobs - logprobs
+    ratio = logratio.exp()
+    if args.norm_adv:  # detail 7: advantages are normalized in each minibatch
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    # detail 8: clipped surrogate objective (Schulman et al. 2017, eq. 7)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
+    # detail 9: the value loss is clipped, too: moving a value by more than clip_coef gains nothing
+    value_loss = 0.5 * (newvalues - returns) ** 2
+    if args.clip_vloss:
+        clipped_values = values + (newvalues - values).clamp(-args.clip_coef, args.clip_coef)
+        value_loss = torch.max(value_loss, 0.5 * (clipped_values - returns) ** 2)
+    value_loss = value_loss.mean()
+    # detail 10: the overall loss has an entropy bonus (Schulman et al. 2017, eq. 9)
+    entropy = entropy.mean()
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    with torch.no_grad():
+        stats = {
+            "value_loss": value_loss.detach(),
+            "policy_loss": policy_loss.detach(),
+            "entropy": entropy.detach(),
+            "old_approx_kl": (-logratio).mean(),
+            "approx_kl": (ratio - 1 - logratio).mean(),  # less noisy: joschu.net/blog/kl-approx.html
+            "clipfrac": (ratio != clipped_ratio).float().mean(),
+        }
+    return loss, stats
+
+
+def load_policy(model_path, envs, device="cpu", deterministic=True):
+    """The trained policy as a function from observations to actions, NumPy arrays both."""
+    agent = Agent(envs).to(device)
+    agent.load_state_dict(load_file(model_path, device=str(device)))
+
+    def policy(obs):
+        x = torch.as_tensor(obs, dtype=torch.float32, device=device)
+        return agent.get_action(x, deterministic).cpu().numpy()
+
+    return policy
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args)
+    try:  # checkpoints, evaluation, tracking and acceleration; this file also trains on its own
+        from cleanrl_utils import run
+    except ImportError:
+        run = None
+        if args.resume or args.track or args.upload_model or args.compile:
+            sys.exit("--resume, --track, --upload-model, --compile: install cleanrl_utils for them")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
+        args, checkpoint = run.prepare(args, __file__)
+    args.batch_size = args.num_envs * args.num_steps
+    args.minibatch_size = args.batch_size // args.num_minibatches
+    args.num_iterations = args.total_timesteps // args.batch_size
+
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for determinism on a GPU
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    torch.set_num_threads(1)  # on matrices this small, threads cost more than they give
+    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+
+    run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = args.resume or f"runs/{run_name}"
+    try:
+        envs = make_envs(args.env_id, args.num_envs, args.capture_video, run_dir)
+    except Exception as error:  # an unknown id, a package that is missing, actions of another kind
+        sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
+    agent = Agent(envs).to(device)
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a recorded update sees its changes
+    optimizer = torch.optim.Adam(agent.parameters(), learning_rate, eps=1e-5, fused=True)  # detail 3: its epsilon
+
+    def update(mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_returns, mb_values):
+        optimizer.zero_grad()
+        newlogprobs, entropy, newvalues = agent.evaluate_actions(mb_obs, mb_actions)
+        loss, stats = ppo_loss(newlogprobs, entropy, newvalues, mb_logprobs, mb_advantages, mb_returns, mb_values, args)
+        loss.backward()
+        # detail 11: the norm of the whole gradient is clipped
+        stats["grad_norm"] = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+        optimizer.step()
+        return stats
+
+    # Storage
+    next_obs, _ = envs.reset(seed=args.seed)
+    rollout_shape = (args.num_steps, args.num_envs)
+    obs = torch.zeros((args.num_steps, *next_obs.shape), device=device)
+    actions = np.zeros(rollout_shape, dtype=np.int64)
+    rewards = np.zeros(rollout_shape, dtype=np.float32)
+    terminations = np.zeros(rollout_shape, dtype=bool)
+    truncations = np.zeros(rollout_shape, dtype=bool)
+
+    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    state = {
+        "global_step": 0,
+        "next_obs": next_obs,
+        "recent_returns": deque(maxlen=100),
+        "envs": envs,
+        "agent": agent,
+        "optimizer": optimizer,
+    }
+    if args.resume:
+        run.restore(checkpoint, state)
+    global_step = state["global_step"]
+    next_obs = state["next_obs"]
+    recent_returns = state["recent_returns"]
+
+    act = agent.get_action
+    if run:  # may replay recordings of both, to the same bits; --compile compiles `update`
+        act, update = run.accelerate(args, __file__, act, update, state)
+        writer = run.start(run_dir, args, __file__, global_step)
+    else:
+        writer = SummaryWriter(run_dir)
+    progress = tqdm(total=args.num_iterations * args.batch_size, initial=global_step, unit="step", disable=None)
+    for iteration in range(global_step // args.batch_size + 1, args.num_iterations + 1):
+        start_time = time.perf_counter()
+        if args.anneal_lr:  # detail 4: the learning rate falls linearly to zero
+            remaining = 1 - (iteration - 1) / args.num_iterations
+            learning_rate.fill_(remaining * args.learning_rate)
+
+        # Rollout: only act. One forward pass after it gives log-probabilities and values of all steps.
+        final_obs = {}  # the last observation of each truncated episode, by (step, idx)
+        for step in range(args.num_steps):
+            obs[step] = torch.as_tensor(next_obs)
+            action = act(obs[step]).cpu().numpy()
+            actions[step] = action
+            next_obs, rewards[step], terminations[step], truncations[step], infos = envs.step(action)
+            global_step += args.num_envs
+            for idx in np.flatnonzero(truncations[step]):
+                final_obs[step, idx] = np.array([infos["final_obs"][idx]])  # a copy, as a batch of one
+            if "episode" in infos.get("final_info", {}):
+                episodes = infos["final_info"]["episode"]
+                for idx in np.flatnonzero(infos["final_info"]["_episode"]):
+                    recent_returns.append(episodes["r"][idx])
+                    episode_step = global_step - args.num_envs + idx + 1  # no two episodes share a step
+                    writer.add_scalar("charts/episodic_return", episodes["r"][idx], episode_step)
+                    writer.add_scalar("charts/episodic_length", episodes["l"][idx], episode_step)
+
+        # Targets
+        b_obs = obs.flatten(0, 1)
+        b_actions = torch.as_tensor(actions, device=device).flatten(0, 1)
+        b_rewards = torch.as_tensor(rewards, device=device)  # (num_steps, num_envs)
+        b_terminations = torch.as_tensor(terminations, device=device)
+        b_truncations = torch.as_tensor(truncations, device=device)
+        with torch.no_grad():
+            b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions)
+            values = b_values.view_as(b_rewards)  # (num_steps, num_envs)
+            next_values = values.roll(-1, dims=0)  # of the next step; the last row is set below
+            next_values[-1] = agent.get_value(torch.as_tensor(next_obs).to(obs))  # to the dtype and device of obs
+            for index, x in final_obs.items():  # a truncated episode would have gone on from here
+                next_values[index] = agent.get_value(torch.as_tensor(x).to(obs))
+            advantages, returns = compute_gae(
+                b_rewards, b_terminations, b_truncations, values, next_values, args.gamma, args.gae_lambda
+            )
+
+        # Update
+        b_advantages = advantages.flatten(0, 1)
+        b_returns = returns.flatten(0, 1)
+        all_stats = []
+        for _epoch in range(args.update_epochs):  # detail 6: several epochs of minibatch updates
+            b_inds = torch.randperm(args.batch_size, device=device)
+            for start in range(0, args.batch_size, args.minibatch_size):
+                mb = b_inds[start : start + args.minibatch_size]
+                stats = update(b_obs[mb], b_actions[mb], b_logprobs[mb], b_advantages[mb], b_returns[mb], b_values[mb])
+                all_stats.append(stats)
+            if args.target_kl is not None and stats["approx_kl"] > args.target_kl:
+                break
+
+        # Log: the means over all minibatches of this iteration
+        means = {name: torch.stack([stats[name] for stats in all_stats]).mean() for name in stats}
+        checked = {"obs": obs, "rewards": b_rewards} | means
+        for name, x in checked.items():
+            if not x.isfinite().all():
+                raise FloatingPointError(f"{name} is not finite at global_step={global_step}")
+        means["explained_variance"] = 1 - (returns - values).var() / returns.var()
+        for name, x in means.items():
+            writer.add_scalar(f"losses/{name}", x, global_step)
+        writer.add_scalar("charts/learning_rate", learning_rate, global_step)
+        sps = args.batch_size / (time.perf_counter() - start_time)
+        writer.add_scalar("charts/SPS", sps, global_step)
+        recent_return = np.mean(recent_returns or [np.nan])
+        progress.set_postfix(episodic_return=recent_return, refresh=False)
+        progress.update(args.batch_size)
+        if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal, no progress bar
+            print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
+
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
+        if run and run.checkpoint_due(args, global_step, args.batch_size):
+            state.update(global_step=global_step, next_obs=next_obs)
+            run.save_checkpoint(run_dir, args, __file__, writer, state)
+
+    envs.close()
+    progress.close()
+    if args.save_model:
+        metadata = {"args": json.dumps(vars(args)), "global_step": str(global_step)}
+        save_file(agent.state_dict(), f"{run_dir}/{args.exp_name}.safetensors", metadata)
+    if run:  # evaluates, uploads, and says where everything is
+        run.finish(run_dir, args, writer, make_envs, load_policy, recent_returns)
+    writer.close()
