@@ -18,23 +18,25 @@ def place_buffer(
     device: torch.device | None = None,
     flag: str = "--buffer-size",
     beside: Any = None,
+    trial: int = 1000,
 ) -> Any:
     """The replay buffer `buffer_class(size, *arguments, device)`; if its tensors do not fit there, on the CPU.
 
     The device is given by its name or as the last argument. If the buffer fits nowhere, the program ends with a line
     that says what would fit; `flag` is the one that sets the size. `beside` is a buffer that the script made before: it
-    will fill memory of the machine that still counts as free.
+    will fill memory of the machine that still counts as free. Two small ones, of `trial` and twice as many rows, tell how
+    large a row is.
     """
     shape = arguments
     if device is None:
         shape, device = arguments[:-1], arguments[-1]
     cpu = torch.device("cpu")
-    small, large = buffer_class(1000, *shape, cpu), buffer_class(2000, *shape, cpu)
+    small, large = buffer_class(trial, *shape, cpu), buffer_class(2 * trial, *shape, cpu)
 
     def estimate(rows: int, kinds: tuple) -> float:
         """The bytes of a buffer of so many rows, in values of these kinds."""
-        row = (num_bytes(large, kinds) - num_bytes(small, kinds)) / 1000
-        return num_bytes(small, kinds) + (rows - 1000) * row
+        row = (num_bytes(large, kinds) - num_bytes(small, kinds)) / trial
+        return num_bytes(small, kinds) + (rows - trial) * row
 
     on_device = estimate(size, (torch.Tensor,))
     if device.type == "cuda" and on_device > GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
