@@ -132,7 +132,9 @@ def test_a_copy_under_another_name_is_proven_and_an_edited_copy_is_not(own_files
     monkeypatch.chdir(script.parent)
     for edited in ("x = 2\n", "x = 1\n\n", "x = 1  # a comment\n"):
         copy.write_text(edited)
-        line = "copy.py runs as written, as it is not a released file; --accelerate on replays it, faster and with audits"
+        line = (
+            "copy.py runs as written, as it is not a released file; --accelerate on replays it, faster and with audits"
+        )
         assert proofs.why_not_proven(copy, "cpu") == line
 
 

@@ -657,11 +657,11 @@ def test_controls_of_the_curves(opened):
     assert opened.ask(PATHS) != before
     assert opened.ask("[...document.querySelectorAll('#charts svg text')].pop().textContent").endswith(" s")
     move = "new PointerEvent('pointermove', {clientX: r.left + r.width / 2, clientY: r.top})"
-    for name, runs in (("dqn", "1 run"), ("ppo", "2 runs")):
+    for name, count in (("dqn", "1 run"), ("ppo", "2 runs")):
         curve = f"document.querySelector('#charts path.mean[data-name={name}]')"
         script = f"const c = {curve}, r = c.getBoundingClientRect(); c.closest('svg').dispatchEvent({move})"
         opened.browser.execute_script(script)
-        assert re.search(rf"{name}\n.* {runs}", opened.ask("document.getElementById('tip').innerText"))
+        assert re.search(rf"{name}\n.* {count}", opened.ask("document.getElementById('tip').innerText"))
         assert not opened.ask("document.getElementById('tip').hidden")
     opened.choose("metric", "losses/td_loss")
     assert [name for name, _ in opened.ask(PATHS)] == ["dqn"]
