@@ -26,6 +26,8 @@ EXTRAS = {
     "box2d": "box2d",
     "minigrid": "memory",
 }
+PROCGEN = "bigfish, bossfight, caveflyer, chaser, climber, coinrun, dodgeball, fruitbot, heist, jumper, leaper, maze, "
+PROCGEN += "miner, ninja, plunder and starpilot"
 # Libraries whose errors are about how they are used: an error from inside any other code is a bug there.
 LIBRARIES = {"gymnasium", "ale_py", "cv2", "stable_baselines3", "shimmy", "dm_control", "dm_env", "envpool", "mujoco"}
 LIBRARIES |= {"Box2D", "pygame", "moviepy", "numpy", "minigrid", "memory_gym"}
@@ -88,10 +90,14 @@ def advice(env_id: str, error: Exception) -> str | None:
     if unknown and env_id not in (game, f"{game}-v5"):
         known = is_atari(game) or not importlib.util.find_spec("ale_py")
         return f"an Atari game, for {atari_file()}" if known else "no such Atari game"
+    if "'num_levels'" in text or ("list_all_envs" in text and is_mentioned_by_script("num_levels")):
+        return f"no game of Procgen; those are {PROCGEN}, or with harder levels ids like StarpilotHard-v0"
     if "list_all_envs" in text:
         return "no game of EnvPool; those have ids like Breakout-v5. Ids of gymnasium are for ppo_atari.py"
     if re.search("libEGL|libOpenGL", text):
         return "EnvPool needs two libraries of the system, on Debian: apt-get install libegl1 libopengl0"
+    if "Qt 5 runtime" in text:
+        return "Procgen needs a library of the system, on Debian: apt-get install libqt5gui5"
     if "'episodic_life'" in text:
         return "no Atari game; those have ids like Breakout-v5"
     if "'obs_type'" in text:

@@ -88,28 +88,62 @@ class Evaluation:
         return text
 
 
-class EnvPoolGames:
-    """EnvPool's environments with the infos of gymnasium's: raw returns and lengths of whole games, not of lives."""
+class FirstGame(gym.Env):
+    """The first environment of a pool of EnvPool, as RecordVideo films it: with pixels as large as 4 by 4."""
+
+    render_mode, metadata = "rgb_array", {"render_fps": 15}
 
     def __init__(self, pool: Any):
         self.pool = pool
+
+    def reset(self, seed: int | None = None, options: dict | None = None) -> tuple:
+        return None, {}
+
+    def step(self, action: Any) -> tuple:
+        return None, 0.0, False, False, {}
+
+    def render(self) -> np.ndarray:
+        return self.pool.render()[0].repeat(4, axis=0).repeat(4, axis=1)
+
+
+class EnvPoolGames:
+    """EnvPool's environments with the infos of gymnasium's: raw returns and lengths of whole games, not of lives."""
+
+    def __init__(self, pool: Any, video_dir: str | Path | None = None):
+        self.pool, self.num_envs = pool, pool.num_envs
         self.single_observation_space, self.single_action_space = pool.observation_space, pool.action_space
+        self.env = gym.wrappers.RecordVideo(FirstGame(pool), f"{video_dir}/videos") if video_dir is not None else None
 
     def reset(self, seed: int | None = None) -> tuple:
         """EnvPool takes its seed when it is made."""
-        self.returns = np.zeros(self.pool.num_envs)
-        self.lengths = np.zeros(self.pool.num_envs, int)
-        return self.pool.reset()
+        self.returns = np.zeros(self.num_envs)
+        self.lengths = np.zeros(self.num_envs, int)
+        self.dones = np.zeros(self.num_envs, bool)
+        first_obs = self.pool.reset()
+        if self.env:
+            self.env.reset()  # a film begins
+        return first_obs
 
     def step(self, actions: np.ndarray) -> tuple:
         obs, rewards, terminations, truncations, infos = self.pool.step(actions)
-        self.returns = self.returns + infos["reward"]
+        self.returns = self.returns + infos.get("reward", rewards)  # of Atari, those that are not clipped
         self.lengths = infos["elapsed_step"]
         episode = {"r": self.returns, "l": self.lengths}
-        over = infos["terminated"].astype(bool) | truncations
+        over = infos.get("terminated", terminations).astype(bool) | truncations
+        if self.env and self.lengths[0] == 0:  # the step after the end of an episode, which only resets
+            self.env.reset()
+        elif self.env:
+            self.env.step(None)
+        if self.env and self.env.recording and over[0]:
+            self.env.stop_recording()  # which writes the film
         self.returns = self.returns * ~over
         self.lengths = self.lengths * ~over
         return obs, rewards, terminations, truncations, {"final_info": {"episode": episode, "_episode": over}}
+
+    def starts(self, dones: np.ndarray) -> np.ndarray:
+        """Which environments show the first observation of an episode now, one step after the last one of another."""
+        starts, self.dones = self.dones, dones
+        return starts
 
     def reset_some(self, which: np.ndarray, obs: np.ndarray) -> np.ndarray:
         """Start new games in some of the environments; returns the observations of all, given those so far."""
@@ -118,6 +152,9 @@ class EnvPoolGames:
         obs[infos["env_id"]] = first_obs
         self.returns = self.returns * ~which
         self.lengths = self.lengths * ~which
+        self.dones = self.dones & ~which
+        if self.env and which[0]:
+            self.env.reset()
         return obs
 
     def close(self) -> None:
@@ -140,6 +177,10 @@ class GymnasiumGames:
     @property
     def lengths(self) -> np.ndarray:
         return np.array([wrapper.episode_lengths for wrapper in self.statistics])
+
+    def starts(self, dones: np.ndarray) -> np.ndarray:
+        """Which environments show the first observation of an episode now: those in which one has just ended."""
+        return dones
 
     def reset_some(self, which: np.ndarray, obs: np.ndarray) -> np.ndarray:
         """Start new games in some of the environments; returns the observations of all."""
@@ -171,7 +212,7 @@ def evaluate(
     envs = make_envs(env_id, len(shares), video_dir is not None, str(video_dir))
     random.setstate(random_state)
     if hasattr(envs, "recv"):
-        games = envs = EnvPoolGames(envs)
+        games = envs = EnvPoolGames(envs, video_dir)
     else:
         games = GymnasiumGames(envs)
     torch.manual_seed(seed)
@@ -190,7 +231,7 @@ def evaluate(
     obs, _ = games.reset(seed=seed)
     while any(len(result) < share for result, share in zip(results, shares, strict=True)):
         obs, _, terminations, truncations, infos = games.step(policy(obs))
-        dones = terminations | truncations
+        starts = games.starts(terminations | truncations)
         final_info = infos.get("final_info", {})
         for idx in np.flatnonzero(final_info.get("_episode", ())):
             results[idx].append((float(final_info["episode"]["r"][idx]), int(final_info["episode"]["l"][idx])))
@@ -200,9 +241,9 @@ def evaluate(
                 num_cut_off += len(results[idx]) < shares[idx]
                 results[idx].append((float(games.returns[idx]), int(games.lengths[idx])))
             obs = games.reset_some(too_long, obs)
-            dones = dones | too_long
-        if hasattr(policy, "reset"):  # a recurrent policy forgets at the end of an episode
-            policy.reset(dones)
+            starts = starts | too_long
+        if hasattr(policy, "reset"):  # a recurrent policy forgets the past before an episode starts
+            policy.reset(starts)
         for film in films:
             if film.recording and film_bytes(film) > MAX_FILM_BYTES:
                 film.stop_recording()  # writes the film of the episode up to here

@@ -211,7 +211,6 @@ def export(
     envs = module.make_envs(args["env_id"], BATCH, False, "")
     if hasattr(envs, "recv"):
         envs = EnvPoolGames(envs)
-        envs.num_envs = BATCH
     obs = sample_observations(envs, 40 * BATCH, np.random.default_rng(seed))
     try:
         policy = Policy(module.load_policy(model_path, envs, "cpu", True), obs[:BATCH]).eval()

@@ -55,8 +55,6 @@ FAMILY = {
     "ppo_action_mask.py": ("ppo.py", 40),
     "ppo_procgen.py": ("ppo_atari_envpool.py", 80),
     "ppg_procgen.py": ("ppo_procgen.py", 160),
-    "ppo_rnd_envpool.py": ("ppo_atari_envpool.py", 180),
-    "ppo_pettingzoo_ma_atari.py": ("ppo_atari.py", 80),
     "ppo_trxl.py": ("ppo_atari_lstm.py", 280),
     "qdagger_dqn_atari_impalacnn.py": ("dqn_atari.py", 195),
     "rainbow_atari.py": ("c51_atari.py", 170),

@@ -24,8 +24,8 @@ def place_buffer(
 
     The device is given by its name or as the last argument. If the buffer fits nowhere, the program ends with a line
     that says what would fit; `flag` is the one that sets the size. `beside` is a buffer that the script made before: it
-    will fill memory of the machine that still counts as free. Two small ones, of `trial` and twice as many rows, tell how
-    large a row is.
+    will fill memory of the machine that still counts as free. Two small ones, of `trial` and twice as many rows, tell
+    how large a row is.
     """
     shape = arguments
     if device is None:

@@ -32,9 +32,8 @@ SHORT = {
     "ppo_atari": "--total-timesteps 384 --num-envs 4 --num-steps 16 --num-minibatches 2",
     "ppo_atari_multigpu": "--total-timesteps 384 --local-num-envs 4 --num-steps 16 --num-minibatches 2",
     "ppo_procgen": "--total-timesteps 768 --num-envs 4 --num-steps 32 --num-minibatches 2",
-    "ppg_procgen": "--total-timesteps 768 --num-envs 4 --num-steps 32 --num-minibatches 2 --n-iteration 4 --e-auxiliary 1",
-    "ppo_rnd_envpool": "--total-timesteps 384 --num-envs 4 --num-steps 16 --num-minibatches 2",
-    "ppo_pettingzoo_ma_atari": "--total-timesteps 384 --num-envs 4 --num-steps 16 --num-minibatches 2",
+    "ppg_procgen": "--total-timesteps 768 --num-envs 4 --num-steps 32 --num-minibatches 2 "
+    "--n-iteration 4 --e-auxiliary 1",
     "ppo_trxl": "--total-timesteps 1024 --num-envs 4 --num-steps 32 --num-minibatches 2 --trxl-dim 64",
     "pqn": "--total-timesteps 4096",
     "pqn_atari": "--total-timesteps 384 --num-envs 4 --num-steps 16 --num-minibatches 2",

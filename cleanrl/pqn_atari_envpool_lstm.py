@@ -1,0 +1,440 @@
+"""Parallelised Q-Network (PQN) for Atari games on EnvPool with a memory: one frame and an LSTM.
+
+Paper:   https://arxiv.org/abs/2407.04811 (Gallici et al. 2024)
+Details: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/ (Huang et al. 2022)
+Docs:    docs/rl-algorithms/pqn_atari_envpool_lstm.md
+Parent:  pqn_atari_envpool.py
+Run:     python cleanrl/pqn_atari_envpool_lstm.py --env-id Breakout-v5
+"""
+
+import signal
+
+if __name__ == "__main__":  # Ctrl+C during the imports below ends the program without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import json
+import os
+import random
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn as nn
+import tyro
+from safetensors.torch import load_file, save_file
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    """the name of this experiment"""
+    seed: int = 1
+    """seed of the experiment"""
+    torch_deterministic: bool = True
+    """use only deterministic algorithms: on one machine, the same seed gives the same numbers"""
+    cuda: bool = True
+    """train on the GPU when there is one"""
+    compile: bool = False
+    """compile the update with `torch.compile`: half a minute of warm-up, slightly different rounding"""
+    accelerate: Literal["auto", "on", "off"] = "auto"
+    """record and replay policy and update: `auto` where proven exact, `on` with audits, `off`: as written"""
+    track: bool = False
+    """also log to Weights & Biases"""
+    wandb_project_name: str = "cleanRL"
+    """the project on Weights & Biases"""
+    wandb_entity: str | None = None
+    """the entity (team) of the project on Weights & Biases"""
+    capture_video: bool = False
+    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
+    save_model: bool = False
+    """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
+    upload_model: bool = False
+    """upload the saved model to the Hugging Face Hub"""
+    hf_entity: str = ""
+    """the user or organisation on the Hugging Face Hub"""
+    checkpoint_frequency: int = 100_000
+    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
+    resume: str | None = None
+    """continue the run in this folder; other flags on the command line override the saved ones"""
+
+    # Algorithm specific arguments
+    env_id: str = "Breakout-v5"
+    """the id of the environment"""
+    total_timesteps: int = 10_000_000
+    """environment steps of the whole run, all environments together"""
+    learning_rate: float = 2.5e-4
+    """the learning rate of the optimizer"""
+    num_envs: int = 8
+    """the number of parallel environments"""
+    num_steps: int = 128
+    """steps of each environment in a rollout"""
+    anneal_lr: bool = True
+    """anneal the learning rate linearly to zero"""
+    gamma: float = 0.99
+    """the discount factor"""
+    num_minibatches: int = 4
+    """minibatches per epoch"""
+    update_epochs: int = 4
+    """passes over each rollout"""
+    start_e: float = 1.0
+    """the probability of a random action at the start"""
+    end_e: float = 0.01
+    """the probability of a random action at the end"""
+    exploration_fraction: float = 0.1
+    """the share of the run in which that probability falls from start_e to end_e"""
+    max_grad_norm: float = 0.5
+    """the maximum norm of the gradient"""
+    q_lambda: float = 0.65
+    """the lambda of the returns: 0 trusts the prediction after one step, 1 only the one at the end of the rollout"""
+    bf16: bool = False
+    """compute the convolutions in bfloat16: faster, at a lower precision"""
+
+    # Computed at run time
+    batch_size: int = 0
+    """num_envs * num_steps"""
+    minibatch_size: int = 0
+    """batch_size // num_minibatches"""
+    num_iterations: int = 0
+    """total_timesteps // batch_size"""
+
+
+def make_envs(env_id, num_envs, capture_video, run_dir):
+    import envpool  # differs from ppo_atari.py: it plays the games, and applies the Atari details 1 to 7, in C++
+
+    if capture_video:
+        raise ValueError("EnvPool cannot be filmed; --capture-video is for ppo_atari.py")
+    seed = random.getrandbits(30)  # another one for each pool
+    return envpool.make_gymnasium(
+        env_id,
+        num_envs=num_envs,
+        episodic_life=True,
+        reward_clip=True,
+        stack_num=1,  # differs from pqn_atari_envpool.py: observations are single frames
+        seed=seed,
+    )
+
+
+def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weights, constant biases
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.constant_(layer.bias, bias_const)
+    return layer
+
+
+class QNetwork(nn.Module):
+    def __init__(self, envs):
+        super().__init__()
+        num_actions = int(envs.single_action_space.n)
+        # layer normalization keeps Q-learning stable without a target network (Gallici et al. 2024)
+        self.network = nn.Sequential(  # the convolutional network of Mnih et al. 2015
+            layer_init(nn.Conv2d(1, 32, 8, stride=4)),
+            nn.LayerNorm([32, 20, 20]),
+            nn.ReLU(),
+            layer_init(nn.Conv2d(32, 64, 4, stride=2)),
+            nn.LayerNorm([64, 9, 9]),
+            nn.ReLU(),
+            layer_init(nn.Conv2d(64, 64, 3)),
+            nn.LayerNorm([64, 7, 7]),
+            nn.ReLU(),
+            nn.Flatten(),
+            layer_init(nn.Linear(3136, 512)),
+            nn.LayerNorm(512),
+            nn.ReLU(),
+        )
+        # differs from pqn_atari_envpool.py: an LSTM, with the five LSTM details of Huang et al. 2022
+        self.lstm_x = layer_init(nn.Linear(512, 4 * 128), std=1.0)  # LSTM detail 1: orthogonal weights, biases of zero
+        self.lstm_h = layer_init(nn.Linear(128, 4 * 128), std=1.0)
+        self.head = layer_init(nn.Linear(128, num_actions))
+        self.bf16 = False
+
+    def get_features(self, x):
+        x = x.contiguous(memory_format=torch.channels_last)  # a layout in memory that suits convolutions
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
+            x = self.network(x / 255).float()  # Atari detail 9: pixels are scaled to [0, 1]
+        return self.lstm_x(x)  # what the observation adds to the gates of the LSTM
+
+    def lstm(self, x, lstm_state):  # one step
+        h, c = lstm_state  # the hidden state and the cell state, each (num_envs, 128)
+        i, f, g, o = (x + self.lstm_h(h)).chunk(4, dim=-1)  # input, forget, cell and output gate
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        return torch.stack([h, c])
+
+    def forward(self, x, lstm_state, valid):
+        x = self.get_features(x.flatten(0, 1)).unflatten(0, valid.shape)  # of all steps at once
+        hidden = []
+        for step in range(len(x)):  # LSTM detail 5: rebuild the states from the first one
+            lstm_state = self.lstm(x[step], lstm_state)
+            hidden.append(lstm_state[0])
+            lstm_state = lstm_state * valid[step].unsqueeze(-1)  # LSTM detail 3: reset at the end of an episode
+        x = torch.stack(hidden)
+        return self.head(x)
+
+    def get_q_values(self, x, lstm_state):  # of one step, and the state after it
+        x = self.get_features(x)
+        lstm_state = self.lstm(x, lstm_state)
+        return self.head(lstm_state[0]), lstm_state
+
+    @torch.inference_mode()
+    def get_action(self, x, lstm_state):
+        q_values, lstm_state = self.get_q_values(x, lstm_state)
+        return q_values.argmax(-1), lstm_state
+
+
+def linear_schedule(start_e, end_e, duration, step):
+    return start_e + (end_e - start_e) * min(step / duration, 1)
+
+
+def radam_rectification(num_updates, beta2=0.999):
+    """RAdam is Adam whose learning rate is multiplied by this (Liu et al. 2020, algorithm 2).
+
+    It grows from 0 to 1 as Adam's estimate of the squared gradients, at first a mean of few samples, becomes reliable.
+    """
+    rho_inf = 2 / (1 - beta2) - 1
+    rho = rho_inf - 2 * num_updates * beta2**num_updates / (1 - beta2**num_updates)
+    if rho <= 5:  # too few gradients for an estimate: wait
+        return 0.0
+    return ((rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)) ** 0.5
+
+
+def compute_lambda_returns(rewards, terminations, truncations, next_values, gamma, q_lambda):
+    """Targets of the Q-network by Peng's Q(lambda), the last step first. All tensors are (num_steps, num_envs).
+
+    `next_values` belong to the observations that really came next, also after a truncation. After a termination,
+    nothing comes next. Returns do not flow from one episode into the one before it.
+    """
+    returns = torch.zeros_like(rewards)
+    next_return = next_values[-1]  # what comes after the rollout is predicted
+    for step in reversed(range(len(rewards))):
+        next_return = torch.where(truncations[step], next_values[step], next_return)
+        mixture = q_lambda * next_return + (1 - q_lambda) * next_values[step]
+        next_return = rewards[step] + gamma * mixture * ~terminations[step]
+        returns[step] = next_return
+    return returns
+
+
+def pqn_loss(q_values, actions, returns, valid):
+    """The loss of a minibatch, and a dictionary of what to log."""
+    num_valid = valid.sum().clamp(min=1)
+    weights = valid / num_valid  # `(weights * x).sum()` is the mean of valid steps
+    old_q_values = q_values.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    td_errors = old_q_values - returns
+    td_loss = (weights * td_errors**2).sum()
+    mean_q_value = (weights * old_q_values.detach()).sum()
+    return td_loss, {"td_loss": td_loss.detach(), "q_values": mean_q_value}
+
+
+def load_policy(model_path, envs, device="cpu", deterministic=True):
+    """The trained policy as a function from observations to actions, NumPy arrays both."""
+    # differs from ppo_atari_envpool.py: a Q-network acts greedily
+    q_network = QNetwork(envs).to(device)
+    q_network.load_state_dict(load_file(model_path, device=str(device)))
+
+    def policy(obs):
+        x = torch.as_tensor(obs, dtype=torch.float32, device=device)
+        action, policy.lstm_state = q_network.get_action(x, policy.lstm_state)
+        return action.cpu().numpy()
+
+    def reset(dones):  # differs from pqn_atari_envpool.py: forgets the episodes that are over, before new ones start
+        policy.lstm_state = policy.lstm_state * ~torch.as_tensor(dones, device=device).unsqueeze(-1)
+
+    policy.lstm_state = torch.zeros(2, envs.num_envs, 128, device=device)
+    policy.reset = reset
+    return policy
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args)
+    try:  # checkpoints, evaluation, tracking and acceleration; this file also trains on its own
+        from cleanrl_utils import run
+    except ImportError:
+        run = None
+        if args.resume or args.track or args.upload_model or args.compile:
+            sys.exit("--resume, --track, --upload-model, --compile: install cleanrl_utils for them")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
+        args, checkpoint = run.prepare(args, __file__)
+    args.batch_size = args.num_envs * args.num_steps
+    args.minibatch_size = args.batch_size // args.num_minibatches
+    args.num_iterations = args.total_timesteps // args.batch_size
+    if args.num_envs % args.num_minibatches != 0:
+        sys.exit(f"{args.num_envs} envs do not make {args.num_minibatches} minibatches of whole envs")
+    if args.compile:
+        sys.exit("--compile: torch.compile unrolls the loop over the steps and takes many minutes")
+
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for determinism on a GPU
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    torch.set_num_threads(1)  # on matrices this small, threads cost more than they give
+    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+
+    run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = args.resume or f"runs/{run_name}"
+    scores = np.zeros(args.num_envs)  # of the games so far; a resumed run starts new games
+    try:
+        pool_size = min(32, (args.num_envs + 1) // 2)  # two pools or more: one gets its actions while others play
+        columns = [slice(i, i + pool_size) for i in range(0, args.num_envs, pool_size)]
+        envs = [make_envs(args.env_id, len(scores[c]), args.capture_video, run_dir) for c in columns]
+    except Exception as error:  # an unknown id, a package that is missing, actions of another kind
+        sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
+    q_network = QNetwork(envs[0]).to(device)
+    q_network.bf16 = args.bf16
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a recorded update sees its changes
+    optimizer = torch.optim.Adam(q_network.parameters(), learning_rate, fused=True)  # rectified below: RAdam
+
+    def update(mb_obs, mb_lstm_state, mb_actions, mb_returns, mb_valid):
+        optimizer.zero_grad()
+        q_values = q_network(mb_obs, mb_lstm_state, mb_valid)
+        loss, stats = pqn_loss(q_values, mb_actions, mb_returns, mb_valid)
+        loss.backward()
+        # detail 11: the norm of the whole gradient is clipped
+        stats["grad_norm"] = nn.utils.clip_grad_norm_(q_network.parameters(), args.max_grad_norm)
+        optimizer.step()
+        return stats
+
+    # Storage
+    next_obs = np.concatenate([pool.reset()[0] for pool in envs])
+    rollout_shape = (args.num_steps, args.num_envs)
+    obs = torch.zeros((args.num_steps, *next_obs.shape), dtype=torch.uint8, device=device)
+    actions = np.zeros(rollout_shape, dtype=np.int64)
+    rewards = np.zeros(rollout_shape, dtype=np.float32)
+    terminations = np.zeros(rollout_shape, dtype=bool)
+    truncations = np.zeros(rollout_shape, dtype=bool)
+    valid = np.zeros_like(terminations)  # steps that were played: not the resets of EnvPool
+
+    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    state = {
+        "global_step": 0,
+        "next_obs": next_obs,
+        "lstm_state": torch.zeros((2, args.num_envs, 128), device=device),  # LSTM detail 2: zero
+        "recent_returns": deque(maxlen=100),
+        "envs": envs,
+        "q_network": q_network,
+        "optimizer": optimizer,
+    }
+    if args.resume:
+        run.restore(checkpoint, state)
+    global_step = state["global_step"]
+    next_obs = state["next_obs"]
+    lstm_state = state["lstm_state"]
+    recent_returns = state["recent_returns"]
+
+    turns = [(step, pool, column) for step in range(args.num_steps + 1) for pool, column in zip(envs, columns)]
+    act = q_network.get_action
+    if run:  # may replay recordings of both, to the same bits; --compile compiles `update`
+        act, update = run.accelerate(args, __file__, act, update, state)
+        writer = run.start(run_dir, args, __file__, global_step)
+    else:
+        writer = SummaryWriter(run_dir)
+    progress = tqdm(total=args.num_iterations * args.batch_size, initial=global_step, unit="step", disable=None)
+    exploration_steps = max(args.exploration_fraction * args.total_timesteps, 1)
+    num_actions = int(envs[0].single_action_space.n)
+    for iteration in range(global_step // args.batch_size + 1, args.num_iterations + 1):
+        start_time = time.perf_counter()
+        annealed_lr = args.learning_rate
+        if args.anneal_lr:  # detail 4: the learning rate falls linearly to zero
+            remaining = 1 - (iteration - 1) / args.num_iterations
+            annealed_lr = remaining * args.learning_rate
+
+        # Rollout: only act, epsilon-greedily. One forward pass after it gives the values of all steps.
+        initial_state = lstm_state.clone()
+        for step, pool, column in turns:
+            last = (step - 1, column)  # at step 0, this is the last step of the rollout before
+            if step > 0:  # what came of the last actions, which were played in the meantime
+                next_obs[column], rewards[last], terminations[last], truncations[last], infos = pool.recv()
+                scores[column] += infos["reward"]  # not clipped; scores are of whole games
+                for idx in np.flatnonzero(infos["terminated"] | truncations[last]):
+                    recent_returns.append(scores[column][idx])
+                    episode_step = global_step + idx + 1  # no two episodes share a step
+                    writer.add_scalar("charts/episodic_return", scores[column][idx], episode_step)
+                    writer.add_scalar("charts/episodic_length", infos["elapsed_step"][idx], episode_step)
+                    scores[column][idx] = 0
+                global_step += len(infos["reward"])
+            if step < args.num_steps:  # the pool plays its next actions in the background
+                obs[step, column] = torch.as_tensor(next_obs[column])
+                valid[step, column] = ~(terminations[last] | truncations[last])  # else a mere reset
+                epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
+                num_players = len(scores[column])
+                explore = np.random.rand(num_players) < epsilon  # each environment on its own
+                action = (np.random.rand(num_players) * num_actions).astype(int)  # faster than randint
+                # Whether it explores or not, the network has to see every observation to remember it.
+                greedy_action, new_state = act(obs[step, column], lstm_state[:, column])
+                action = np.where(explore, action, greedy_action.cpu().numpy())
+                actions[step, column] = action
+                pool.send(actions[step, column])
+                # A reset step sees the last observation of an episode. The next one belongs to another episode.
+                goes_on = torch.as_tensor(valid[step, column], device=device)
+                lstm_state[:, column] = new_state * goes_on.unsqueeze(-1)
+
+        # Targets
+        b_actions = torch.as_tensor(actions, device=device)
+        b_rewards = torch.as_tensor(rewards, device=device)  # (num_steps, num_envs)
+        b_terminations = torch.as_tensor(terminations, device=device)
+        b_truncations = torch.as_tensor(truncations, device=device)
+        b_valid = torch.as_tensor(valid, device=device)
+        with torch.no_grad():
+            values = q_network(obs, initial_state, b_valid).amax(-1)  # (num_steps, num_envs)
+            next_values = values.roll(-1, dims=0)  # of the next step; the last row is set below
+            b_next_obs = torch.as_tensor(next_obs).to(obs)  # to the dtype and device of obs
+            next_q_values, _ = q_network.get_q_values(b_next_obs, lstm_state)
+            next_values[-1] = next_q_values.amax(-1)
+            returns = compute_lambda_returns(
+                b_rewards, b_terminations, b_truncations, next_values, args.gamma, args.q_lambda
+            )
+
+        # Update
+        envs_per_minibatch = args.num_envs // args.num_minibatches
+        num_updates = (iteration - 1) * args.update_epochs * args.num_minibatches
+        all_stats = []
+        for _epoch in range(args.update_epochs):  # detail 6: several epochs of minibatch updates
+            env_inds = torch.randperm(args.num_envs, device=device)  # LSTM detail 4: minibatches of whole environments
+            for start in range(0, args.num_envs, envs_per_minibatch):
+                mb = env_inds[start : start + envs_per_minibatch]
+                num_updates += 1
+                learning_rate.fill_(annealed_lr * radam_rectification(num_updates))
+                stats = update(
+                    obs[:, mb],
+                    initial_state[:, mb],
+                    b_actions[:, mb],
+                    returns[:, mb],
+                    b_valid[:, mb],
+                )
+                all_stats.append(stats)
+
+        # Log: the means over all minibatches of this iteration
+        means = {name: torch.stack([stats[name] for stats in all_stats]).mean() for name in stats}
+        checked = {"obs": obs, "rewards": b_rewards} | means
+        for name, x in checked.items():
+            if not x.isfinite().all():
+                raise FloatingPointError(f"{name} is not finite at global_step={global_step}")
+        for name, x in means.items():
+            writer.add_scalar(f"losses/{name}", x, global_step)
+        writer.add_scalar("charts/learning_rate", learning_rate, global_step)
+        sps = args.batch_size / (time.perf_counter() - start_time)
+        writer.add_scalar("charts/SPS", sps, global_step)
+        recent_return = np.mean(recent_returns or [np.nan])
+        writer.add_scalar("charts/avg_episodic_return", recent_return, global_step)
+        progress.set_postfix(episodic_return=recent_return, refresh=False)
+        progress.update(args.batch_size)
+        if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal, no progress bar
+            print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
+
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
+        if run and run.checkpoint_due(args, global_step, args.batch_size):
+            state.update(global_step=global_step, next_obs=next_obs, lstm_state=lstm_state)
+            run.save_checkpoint(run_dir, args, __file__, writer, state)
+
+    progress.close()
+    if args.save_model:
+        metadata = {"args": json.dumps(vars(args)), "global_step": str(global_step)}
+        save_file(q_network.state_dict(), f"{run_dir}/{args.exp_name}.safetensors", metadata)
+    if run:  # evaluates, uploads, and says where everything is
+        run.finish(run_dir, args, writer, make_envs, load_policy, recent_returns)
+    writer.close()
