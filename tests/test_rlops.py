@@ -602,6 +602,14 @@ PATHS = "[...document.querySelectorAll('#charts path.mean')].map(x => [x.dataset
 NUMBER_OF_RUNS = "document.querySelectorAll('#runs tr.run').length"
 
 
+def eventually(condition, seconds: float = 10) -> bool:
+    """Whether it comes to hold within that time."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
 def roughness(path: str) -> float:
     """How far a drawn line goes up and down."""
     return abs(np.diff([float(point.split(" ")[1]) for point in path[1:].split("L")])).sum()
@@ -653,9 +661,6 @@ def test_controls_of_the_curves(opened):
     assert opened.ask(bands) == 0
     opened.choose("band", "runs")
     assert opened.ask("document.querySelectorAll('#charts path.thin').length") == 3
-    opened.choose("axis", "seconds")
-    assert opened.ask(PATHS) != before
-    assert opened.ask("[...document.querySelectorAll('#charts svg text')].pop().textContent").endswith(" s")
     move = "new PointerEvent('pointermove', {clientX: r.left + r.width / 2, clientY: r.top})"
     for name, count in (("dqn", "1 run"), ("ppo", "2 runs")):
         curve = f"document.querySelector('#charts path.mean[data-name={name}]')"
@@ -663,6 +668,9 @@ def test_controls_of_the_curves(opened):
         opened.browser.execute_script(script)
         assert re.search(rf"{name}\n.* {count}", opened.ask("document.getElementById('tip').innerText"))
         assert not opened.ask("document.getElementById('tip').hidden")
+    opened.choose("axis", "seconds")
+    assert opened.ask(PATHS) != before
+    assert opened.ask("[...document.querySelectorAll('#charts svg text')].pop().textContent").endswith(" s")
     opened.choose("metric", "losses/td_loss")
     assert [name for name, _ in opened.ask(PATHS)] == ["dqn"]
     opened.choose("metric", "eval/episodic_return")
@@ -690,19 +698,26 @@ def test_mean_curve_is_pythons(opened, trained):
     assert ours[:, 3] - ours[:, 2] == pytest.approx(2 * compare.stats.t975(1) * spread / 2**0.5, rel=2e-2, abs=0.05)
 
 
+def test_runs_that_share_no_time_have_a_mean_of_one_point(opened):
+    """It was drawn as 160 points on top of each other, which no pointer could hit."""
+    one, other = [[0, 1], [1, 2]], [[2, 3], [3, 4]]
+    assert opened.ask(f"aggregate([{one}, {other}], [true, true]).map(p => [p.x, p.y, p.n])") == [[1, 2, 1]]
+    assert opened.ask(f"aggregate([{one}, {one}], [true, true]).length") == 160
+
+
 def test_search_filter_group_and_sort(opened):
+    def search(words: str, count: int) -> None:
+        """The page waits for the end of the typing before it searches."""
+        opened.choose("search", words, "input")
+        assert eventually(lambda: opened.ask(NUMBER_OF_RUNS) == count)
+
     assert opened.ask(NUMBER_OF_RUNS) == 3
-    opened.choose("search", "ppo seed=2", "input")
-    time.sleep(0.4)
-    assert opened.ask(NUMBER_OF_RUNS) == 1 and opened.ask("document.getElementById('count').innerText") == "1 of 3 runs"
-    opened.choose("search", "learning_rate=0.00025", "input")
-    time.sleep(0.4)
-    assert opened.ask(NUMBER_OF_RUNS) == 2
-    opened.choose("search", "nothing like it", "input")
-    time.sleep(0.4)
+    search("ppo seed=2", 1)
+    assert opened.ask("document.getElementById('count').innerText") == "1 of 3 runs"
+    search("learning_rate=0.00025", 2)
+    search("nothing like it", 0)
     assert "No run matches the filters" in opened.ask("document.getElementById('charts').innerText")
-    opened.choose("search", "", "input")
-    time.sleep(0.4)
+    search("", 3)
     opened.choose("groupby", "learning_rate")
     names = ["dqn, learning_rate 0.00025", "ppo, learning_rate 0.00025", "ppo, learning_rate 0.001"]
     assert sorted(name for name, _ in opened.ask(PATHS)) == names
@@ -735,10 +750,7 @@ def test_videos_play_and_follow_the_step(opened, trained):
     assert "after training" in opened.ask("document.getElementById('video-step').innerText")
     opened.choose("video-slider", "0", "input")
     assert opened.ask("document.getElementById('video-step').innerText").startswith(f"{run.videos[0][0]}, video 1 of")
-    for _ in range(100):
-        time.sleep(0.05)
-        if opened.ask("document.querySelector('#video video').readyState") >= 2:
-            break
+    assert eventually(lambda: opened.ask("document.querySelector('#video video').readyState") >= 2)
     assert opened.ask("document.querySelector('#video video').error") is None
     assert opened.ask("document.querySelector('#video video').videoWidth") > 0
 

@@ -173,8 +173,9 @@ function aggregate(curves, finished, count = 160) {
   const ends = curves.map((c) => c[c.length - 1][0]);
   const last = finished.includes(true) ? Math.min(...ends.filter((_, i) => finished[i])) : Math.max(...ends);
   const first = Math.min(Math.max(...curves.map((c) => c[0][0])), last);
-  return Array.from({ length: count }, (_, i) => {
-    const x = i === count - 1 ? last : first + ((last - first) * i) / (count - 1);
+  const length = first === last ? 1 : count; // one run ended before another began: they share no more than a point
+  return Array.from({ length }, (_, i) => {
+    const x = i === length - 1 ? last : first + ((last - first) * i) / (length - 1);
     const values = curves.map((curve) => interpolate(curve, x)).filter((y) => y !== null);
     if (!values.length) return null;
     const centre = mean(values), n = values.length;
@@ -245,8 +246,8 @@ function chart(title, note, series, options = {}) {
     const lines = series.map((s) => {
       const p = s.line.reduce((best, q) => (Math.abs(q.x - x) < Math.abs(best.x - x) ? q : best));
       const [first, last] = [s.line[0].x, s.line[s.line.length - 1].x];
-      const reach = ((last - first) / Math.max(s.line.length - 1, 1)) * 1.5 + 1e-9;
-      if ((x < first - reach || x > last + reach) && s.line.length > 1) return null;
+      const pixels = (4 * (x1 - x0)) / (width - box.left - box.right); // a pointer need not hit the very end of a curve
+      if (x < first - pixels || x > last + pixels) return null;
       const spread = p.high > p.low ? ` [${format(p.low)}, ${format(p.high)}]` : "";
       const runs = options.axis === undefined ? ` · ${p.n} run${p.n === 1 ? "" : "s"}` : "";
       return [p.y, h("div", {}, h("span", { class: "dot", style: `color: ${colour(s.name)}` }), h("span", {}, s.name), h("span", {}, format(p.y) + spread + runs))];
