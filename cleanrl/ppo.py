@@ -168,9 +168,8 @@ class Agent(nn.Module):
     def get_action(self, x, deterministic=False):
         logits = self.actor(x)
         if not deterministic:
-            # Gumbel-max trick: the argmax of logits plus Gumbel noise is a sample of softmax(logits)
-            gumbel_noise = -torch.empty_like(logits).exponential_().log()
-            logits = logits + gumbel_noise
+            # Gumbel-max trick: with noise -log(E), E exponential, the argmax is a sample of softmax(logits)
+            logits = logits - torch.empty_like(logits).exponential_().log()
         return logits.argmax(-1)
 
     def evaluate_actions(self, x, action):
@@ -188,12 +187,14 @@ def compute_gae(rewards, terminations, truncations, values, next_values, gamma, 
     nothing comes next. Advantages do not flow from one episode into the one before it.
     """
     deltas = rewards + gamma * next_values * ~terminations - values
-    decays = gamma * gae_lambda * ~(terminations | truncations)
-    advantages = torch.zeros_like(deltas)
-    advantage = 0.0
-    for step in reversed(range(len(deltas))):
-        advantage = deltas[step] + decays[step] * advantage
-        advantages[step] = advantage
+    dones = terminations | truncations
+    decays = gamma * gae_lambda * ~dones
+    decays = decays.cpu().numpy()  # in a loop over small arrays, NumPy is faster than PyTorch
+    advantages = deltas.cpu().numpy()
+    for step in reversed(range(len(advantages) - 1)):
+        next_advantage = advantages[step + 1]
+        advantages[step] += decays[step] * next_advantage
+    advantages = torch.as_tensor(advantages).to(values.device)
     return advantages, advantages + values
 
 
@@ -285,7 +286,7 @@ if __name__ == "__main__":
     # Storage
     next_obs, _ = envs.reset(seed=args.seed)
     rollout_shape = (args.num_steps, args.num_envs)
-    obs = torch.zeros((args.num_steps, *next_obs.shape), device=device)
+    obs = torch.zeros(args.num_steps, *next_obs.shape, device=device)
     actions = np.zeros(rollout_shape, dtype=np.int64)
     rewards = np.zeros(rollout_shape, dtype=np.float32)
     terminations = np.zeros(rollout_shape, dtype=bool)
@@ -360,8 +361,7 @@ if __name__ == "__main__":
         all_stats = []
         for _epoch in range(args.update_epochs):  # detail 6: several epochs of minibatch updates
             b_inds = torch.randperm(args.batch_size, device=device)
-            for start in range(0, args.batch_size, args.minibatch_size):
-                mb = b_inds[start : start + args.minibatch_size]
+            for mb in b_inds.split(args.minibatch_size):
                 stats = update(b_obs[mb], b_actions[mb], b_logprobs[mb], b_advantages[mb], b_returns[mb], b_values[mb])
                 all_stats.append(stats)
             if args.target_kl is not None and stats["approx_kl"] > args.target_kl:

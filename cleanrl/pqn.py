@@ -257,7 +257,7 @@ if __name__ == "__main__":
     # Storage
     next_obs, _ = envs.reset(seed=args.seed)
     rollout_shape = (args.num_steps, args.num_envs)
-    obs = torch.zeros((args.num_steps, *next_obs.shape), device=device)
+    obs = torch.zeros(args.num_steps, *next_obs.shape, device=device)
     actions = np.zeros(rollout_shape, dtype=np.int64)
     rewards = np.zeros(rollout_shape, dtype=np.float32)
     terminations = np.zeros(rollout_shape, dtype=bool)
@@ -338,8 +338,7 @@ if __name__ == "__main__":
         all_stats = []
         for _epoch in range(args.update_epochs):  # detail 6: several epochs of minibatch updates
             b_inds = torch.randperm(args.batch_size, device=device)
-            for start in range(0, args.batch_size, args.minibatch_size):
-                mb = b_inds[start : start + args.minibatch_size]
+            for mb in b_inds.split(args.minibatch_size):
                 num_updates += 1
                 learning_rate.fill_(annealed_lr * radam_rectification(num_updates))
                 stats = update(b_obs[mb], b_actions[mb], b_returns[mb])

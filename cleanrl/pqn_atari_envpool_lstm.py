@@ -302,7 +302,7 @@ if __name__ == "__main__":
     # Storage
     next_obs = np.concatenate([pool.reset()[0] for pool in envs])
     rollout_shape = (args.num_steps, args.num_envs)
-    obs = torch.zeros((args.num_steps, *next_obs.shape), dtype=torch.uint8, device=device)
+    obs = torch.zeros(args.num_steps, *next_obs.shape, dtype=torch.uint8, device=device)
     actions = np.zeros(rollout_shape, dtype=np.int64)
     rewards = np.zeros(rollout_shape, dtype=np.float32)
     terminations = np.zeros(rollout_shape, dtype=bool)

@@ -43,7 +43,7 @@ def make_program(recording: Recording, compiled: bool = False) -> Callable:
     source = f"def make({', '.join(scope)}):\n    def program({inputs}):\n        {body}\n    return program"
     namespace: dict[str, Any] = {}
     exec(source, namespace)
-    program = torch.no_grad()(namespace["make"](**scope))
+    program = namespace["make"](**scope)
     return torch.compile(program, dynamic=False) if compiled else program
 
 

@@ -31,10 +31,13 @@ SHORT = {
     "rpo_continuous_action": "--total-timesteps 2048 --num-steps 256 --num-minibatches 4",
     "ppo_atari": "--total-timesteps 384 --num-envs 4 --num-steps 16 --num-minibatches 2",
     "ppo_atari_multigpu": "--total-timesteps 384 --local-num-envs 4 --num-steps 16 --num-minibatches 2",
+    "ppo_pettingzoo": "--total-timesteps 384 --num-envs 4 --num-steps 16 --num-minibatches 2",
     "ppo_procgen": "--total-timesteps 768 --num-envs 4 --num-steps 32 --num-minibatches 2",
     "ppg_procgen": "--total-timesteps 768 --num-envs 4 --num-steps 32 --num-minibatches 2 "
     "--n-iteration 4 --e-auxiliary 1",
     "ppo_trxl": "--total-timesteps 1024 --num-envs 4 --num-steps 32 --num-minibatches 2 --trxl-dim 64",
+    "ppo_rnd_envpool": "--total-timesteps 384 --num-envs 4 --num-steps 16 --num-minibatches 2 "
+    "--num-iterations-obs-norm-init 2",
     "pqn": "--total-timesteps 4096",
     "pqn_atari": "--total-timesteps 384 --num-envs 4 --num-steps 16 --num-minibatches 2",
     "qdagger_dqn_atari_impalacnn": "--total-timesteps 100 --learning-starts 20 --buffer-size 1000 --teacher-steps 100 "

@@ -16,6 +16,9 @@ MAX_RECORDINGS = 4  # of calls with alike inputs: the first may differ, as optim
 MAX_KINDS = 16  # of inputs
 
 
+running: list["Replayed"] = []  # one, or none
+
+
 class Replayed:
     """A function that runs as written, and is recorded, until two calls did the same; from then on it is replayed.
 
@@ -24,8 +27,6 @@ class Replayed:
     it is written, and so do calls with inputs by name, or with others than tensors and constants, and calls that one
     such function makes to another.
     """
-
-    is_busy = False  # one of them is running
 
     def __init__(self, function: Callable, state: dict, audited: bool, compiled: bool = False):
         self.function, self.state, self.audited, self.compiled = function, state, audited, compiled
@@ -37,13 +38,13 @@ class Replayed:
         self.said: set[str] = set()
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        if Replayed.is_busy:
+        if running:
             return self.function(*inputs, **named)
-        Replayed.is_busy = True
+        running.append(self)
         try:
             return self.replay_or_record(inputs, named)
         finally:
-            Replayed.is_busy = False
+            running.pop()
 
     def replay_or_record(self, inputs: tuple, named: dict) -> Any:
         kind = tuple([(x.shape, x.stride(), x.dtype) if isinstance(x, torch.Tensor) else x for x in inputs])
@@ -79,7 +80,7 @@ class Replayed:
 
     def make_replay(self, recording: Recording, inputs: tuple) -> Callable:
         try:
-            replay = make_replay(recording, inputs, self.compiled)
+            replay = make_replay(recording, inputs, self.audited, self.compiled)
         except RuntimeError as error:  # a CUDA graph cannot hold everything
             self.say(f"it cannot be captured ({str(error).splitlines()[0]})")
             return self.function
@@ -98,17 +99,24 @@ class Replayed:
                 replay.last_time()
 
 
-def make_replay(recording: Recording, inputs: tuple, compiled: bool = False) -> Callable:
-    """A function with the inputs, outputs and effects of the one that was recorded."""
+def make_replay(recording: Recording, inputs: tuple, audited: bool = False, compiled: bool = False) -> Callable:
+    """A function with the inputs, outputs and effects of the one that was recorded.
+
+    On a CPU, what autograd would note of each operation takes a tenth of the time. `inference_mode` leaves that out,
+    but then outside of it, nothing may change the results in place, which an edited script may do.
+    """
     program = make_program(recording, compiled)
+    mode = torch.no_grad() if audited else torch.inference_mode()
     if any(x.is_cuda for x in (*tensors_in(inputs), *recording.outer.values())):
         program = capture(program, tensors_in(inputs))
+        mode = torch.no_grad()
     parameters = [x for x, _ in recording.gradients]
     structure = recording.structure
     is_single = structure.is_leaf()
 
     def replay(*inputs: Any) -> Any:
-        outputs, gradients = program(*[x for x in inputs if isinstance(x, torch.Tensor)])
+        with mode:
+            outputs, gradients = program(*[x for x in inputs if isinstance(x, torch.Tensor)])
         for x, gradient in zip(parameters, gradients):
             x.grad = gradient
         return outputs[0] if is_single else tree_unflatten(outputs, structure)
