@@ -108,7 +108,8 @@ class Experiment:
             if not run_dirs:
                 return finished
             try:
-                self.total_timesteps = json.loads((run_dirs[-1] / "args.json").read_text())["total_timesteps"]
+                args = json.loads((run_dirs[-1] / "args.json").read_text())
+                self.total_timesteps = args.get("offline_steps", 0) + args["total_timesteps"]
             except (OSError, ValueError, KeyError):
                 if not finished:  # not written yet; a script that never writes it is read at its end
                     return False

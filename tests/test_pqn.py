@@ -1,6 +1,7 @@
 """pqn.py: lambda returns, RAdam and exploration against oracles, and that it learns, resumes and refuses mistakes."""
 
 import dataclasses
+import importlib.util
 import runpy
 import sys
 
@@ -369,6 +370,11 @@ def test_every_flag_is_used():
         (["--env-id", "Pendulum-v1"], ["Box", "continuous"]),
         (["--q-lambda", "1.5"], ["--q-lambda 1.5", "between 0 and 1"]),
         (["--num-minibatches", "3"], ["3 minibatches"]),
+        pytest.param(
+            ["--env-id", "Breakout-v5"],
+            ["an id of EnvPool, for pqn_atari_envpool.py"],
+            marks=pytest.mark.skipif(not importlib.util.find_spec("ale_py"), reason="needs the extra atari"),
+        ),
     ],
 )
 def test_mistake_gets_one_clear_line_and_leaves_nothing_on_disk(runner, flags, words):

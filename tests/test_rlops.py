@@ -1,6 +1,7 @@
 """cleanrl_utils.rlops from runs to files: reading, comparing, appending, and what it says about bad input."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -382,6 +383,14 @@ def test_runs_that_have_logged_nothing_or_are_damaged_do_not_stop_the_others(els
     ):
         assert err.count(line) == 1
     assert len(err.splitlines()) == 4
+
+
+def test_steps_of_an_offline_phase_come_before_the_others(tmp_path):
+    """QDagger counts the updates before its first environment step as steps."""
+    folder = make_run(tmp_path, [1] * 100, "qdagger", total_timesteps=2000, offline_steps=2000)
+    assert runs.read_folder(folder, pytest.fail).steps == 1000
+    os.utime(next(folder.glob("events.*")), (1, 1))
+    assert runs.read_folder(folder, pytest.fail).status == "stopped at 25%"
 
 
 @pytest.mark.parametrize(

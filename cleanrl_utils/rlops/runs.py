@@ -212,6 +212,7 @@ def read_folder(run_dir: Path, warn: Warn, wanted: Callable[[dict], bool] = lamb
         return None
     run = Run(name, algorithm, env_id, seed, curves, args, source=str(run_dir.parent))
     expected = args.get("num_iterations", 0) * args.get("batch_size", 0) or args.get("total_timesteps", 0)
+    expected += args.get("offline_steps", 0)  # updates before the first environment step count as steps
     if run.steps < expected - max(1000, expected // 100):
         latest = max(path.stat().st_mtime for path in run_dir.glob("events.*"))
         run.status = "running" if time.time() - latest < 180 else f"stopped at {run.steps / expected:.0%}"
