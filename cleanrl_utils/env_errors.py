@@ -25,12 +25,14 @@ EXTRAS = {
     "mujoco": "mujoco",
     "box2d": "box2d",
     "minigrid": "memory",
+    "pettingzoo": "pettingzoo",
+    "multi_agent_ale_py": "pettingzoo",
 }
 PROCGEN = "bigfish, bossfight, caveflyer, chaser, climber, coinrun, dodgeball, fruitbot, heist, jumper, leaper, maze, "
 PROCGEN += "miner, ninja, plunder and starpilot"
 # Libraries whose errors are about how they are used: an error from inside any other code is a bug there.
 LIBRARIES = {"gymnasium", "ale_py", "cv2", "stable_baselines3", "shimmy", "dm_control", "dm_env", "envpool", "mujoco"}
-LIBRARIES |= {"Box2D", "pygame", "moviepy", "numpy", "minigrid", "memory_gym"}
+LIBRARIES |= {"Box2D", "pygame", "moviepy", "numpy", "minigrid", "memory_gym", "pettingzoo", "multi_agent_ale_py"}
 MISTAKES = (gym.error.Error, AssertionError, ImportError, TypeError, ValueError, OSError)
 
 
@@ -72,6 +74,8 @@ def is_script(filename: str) -> bool:
 def advice(env_id: str, error: Exception) -> str | None:
     """What to do about the errors that users meet most; None about any other."""
     text = str(error)
+    if "'pettingzoo.atari." in text:  # a module that does not exist, or one that holds no game
+        return "no game of PettingZoo's Atari; those have ids like pong_v3. Games of one player are for ppo_atari.py"
     missing = re.search(r"No module named '(\w+)", text) or re.search(r"gymnasium\[([\w-]+)\]", text)
     if missing and missing[1] in EXTRAS:  # another module is the user's own
         return f'its extra is not installed: pip install "cleanrl[{EXTRAS[missing[1]]}]"'
@@ -86,7 +90,7 @@ def advice(env_id: str, error: Exception) -> str | None:
     unknown = isinstance(error, gym.error.NameNotFound | gym.error.NamespaceNotFound | gym.error.VersionNotFound)
     game = re.sub("^ALE/|NoFrameskip-v4$|-v5$", "", env_id)
     if unknown and env_id == f"{game}-v5" and is_atari(game):
-        return f"an id of EnvPool, for ppo_atari_envpool.py; in gymnasium the game is {game}NoFrameskip-v4"
+        return f"an id of EnvPool, for {atari_file('_atari_envpool.py')}; in gymnasium the game is {game}NoFrameskip-v4"
     if unknown and env_id not in (game, f"{game}-v5"):
         known = is_atari(game) or not importlib.util.find_spec("ale_py")
         return f"an Atari game, for {atari_file()}" if known else "no such Atari game"
@@ -119,8 +123,8 @@ def is_mentioned_by_script(word: str) -> bool:
         return False
 
 
-def atari_file() -> str:
+def atari_file(ending: str = "_atari.py") -> str:
     """The file for Atari games that is related to the one that runs."""
     script = Path(sys.argv[0])
-    related = script.with_name(f"{script.stem.split('_')[0]}_atari.py")
-    return related.name if related.exists() else "ppo_atari.py"
+    related = script.with_name(script.stem.split("_")[0] + ending)
+    return related.name if related.exists() else f"ppo{ending}"
