@@ -22,9 +22,10 @@ LIMITS = [
     (lambda x: x >= 0, "at least 0", "offline_steps prioritized_replay_alpha"),
     (lambda x: x >= 0, "at least 0", "exploration_noise policy_noise noise_clip rpo_alpha"),
     (lambda x: x >= 0, "at least 0", "beta_clone init_lr final_lr init_ent_coef final_ent_coef reconstruction_coef"),
+    (lambda x: x >= 0, "at least 0", "int_coef ext_coef num_iterations_obs_norm_init"),
     (lambda x: x > 0, "more than 0", "temperature prioritized_replay_eps max_grad_norm clip_coef target_kl"),
     (lambda x: 0 <= x <= 1, "between 0 and 1", "gamma gae_lambda q_lambda tau start_e end_e exploration_fraction"),
-    (lambda x: 0 <= x <= 1, "between 0 and 1", "prioritized_replay_beta"),
+    (lambda x: 0 <= x <= 1, "between 0 and 1", "prioritized_replay_beta int_gamma update_proportion"),
     (lambda x: 0 <= x < 2**32, "between 0 and 2**32 - 1", "seed"),
 ]
 # What a file computes from other flags, and then not the user's to set.
