@@ -26,7 +26,6 @@ EXTRAS = {
     "box2d": "box2d",
     "minigrid": "memory",
     "pettingzoo": "pettingzoo",
-    "multi_agent_ale_py": "pettingzoo",
 }
 PROCGEN = "bigfish, bossfight, caveflyer, chaser, climber, coinrun, dodgeball, fruitbot, heist, jumper, leaper, maze, "
 PROCGEN += "miner, ninja, plunder and starpilot"
@@ -74,7 +73,9 @@ def is_script(filename: str) -> bool:
 def advice(env_id: str, error: Exception) -> str | None:
     """What to do about the errors that users meet most; None about any other."""
     text = str(error)
-    if "'pettingzoo.atari." in text:  # a module that does not exist, or one that holds no game
+    if type(error).__module__ == "pettingzoo.env_registry.exceptions":
+        if isinstance(error.__cause__, ImportError):  # of its emulator
+            return 'its extra is not installed: pip install "cleanrl[pettingzoo]"'
         return "no game of PettingZoo's Atari; those have ids like pong_v3. Games of one player are for ppo_atari.py"
     missing = re.search(r"No module named '(\w+)", text) or re.search(r"gymnasium\[([\w-]+)\]", text)
     if missing and missing[1] in EXTRAS:  # another module is the user's own

@@ -36,6 +36,8 @@ STRUCTURE = {"env", "envs", "env_fns", "spec", "metadata", "_saved_kwargs", "rec
 # Attributes that usually belong to a window; where they hold plain data, they belong to the game.
 RENDERING = {"screen", "clock", "surf", "font", "window", "window_surface", "renderer", "viewer", "mujoco_renderer"}
 PLAIN_DATA = (int, float, str, np.ndarray, list, tuple, dict, set, deque)
+# The emulator of PettingZoo, for games of several players
+PETTINGZOO = "multi_agent_ale_py.ale_python_interface.ALEInterface"
 # Games that ALE 0.12.1 restores with faults: a wrong reward, a picture that is not drawn anew, another cartridge clock.
 FAULTY_GAMES = {"miniature_golf", "tic_tac_toe_3d", "pitfall2"}
 
@@ -56,7 +58,7 @@ class Freezer(pickle.Pickler):
     """A pickler that leaves simulators where they are: it writes their number, and lists them in `simulators`."""
 
     SIMULATORS = {"mujoco._structs.MjModel", "mujoco._structs.MjData", "dm_control.mujoco.engine.Physics"}
-    SIMULATORS |= {"ale_py._ale_py.ALEInterface"}
+    SIMULATORS |= {"ale_py._ale_py.ALEInterface", PETTINGZOO}
     # dm_control's composer compiles a new simulator for each episode: there is nothing to put its contents into.
     REFUSED = {
         "gymnasium.core.Env",
@@ -306,12 +308,16 @@ def contents(simulator: Any) -> Any:
     names = class_names(simulator)
     if "ale_py._ale_py.ALEInterface" in names:
         return atari_contents(simulator)
+    if PETTINGZOO in names:
+        return pettingzoo_contents(simulator)
     return simulator.data.ptr if "dm_control.mujoco.engine.Physics" in names else simulator
 
 
 def put_back(simulator: Any, saved: Any) -> None:
     if "ale_py._ale_py.ALEInterface" in class_names(simulator):
         put_back_atari(simulator, *saved)
+    elif PETTINGZOO in class_names(simulator):
+        put_back_pettingzoo(simulator, saved)
     else:
         put_back_mujoco(contents(simulator), saved)
 
@@ -387,3 +393,17 @@ def put_back_atari(ale: Any, state: Any, action: Any) -> None:
     ale.restoreState(state)
     ale.act(action)
     ale.restoreState(state)
+
+
+def pettingzoo_contents(ale: Any) -> np.ndarray:
+    """The state of PettingZoo's emulator with its random generators, as bytes."""
+    state = ale.cloneSystemState()  # a pointer, to be freed
+    encoded = ale.encodeState(state)
+    ale.deleteState(state)
+    return encoded
+
+
+def put_back_pettingzoo(ale: Any, encoded: np.ndarray) -> None:
+    state = ale.decodeState(encoded)
+    ale.restoreSystemState(state)
+    ale.deleteState(state)

@@ -31,10 +31,13 @@ def make_run(folder: Path, name: str, env_id: str | None = None, metadata: dict 
         pytest.importorskip("ale_py", reason="the extra atari is not installed")
     if "envpool" in name:
         pytest.importorskip("envpool", reason="the extra envpool is not installed")
+    if "pettingzoo" in name:
+        pytest.importorskip("multi_agent_ale_py", reason="the extra pettingzoo is not installed")
     if env_id is None:
         env_id = "Pendulum-v1" if "continuous" in name else "CartPole-v1"
         env_id = "Breakout-v5" if "envpool" in name else "BreakoutNoFrameskip-v4" if "atari" in name else env_id
         env_id = "Taxi-v4" if "mask" in name else env_id
+        env_id = "pong_v3" if "pettingzoo" in name else env_id
     algorithm = importlib.import_module(f"cleanrl.{name}")
     envs = algorithm.make_envs(env_id, 1, False, "")
     torch.manual_seed(0)

@@ -26,6 +26,8 @@ def skip_without_packages(script: Path) -> None:
         packages = ["ale_py", "cv2", "stable_baselines3"]
     if "envpool" in script.stem:
         packages = ["envpool"]
+    if "pettingzoo" in script.stem:
+        packages = ["ale_py", "cv2", "pettingzoo", "multi_agent_ale_py"]
     if "continuous" in script.stem:
         packages = ["mujoco"]
     missing = [name for name in packages if find_spec(name) is None]

@@ -1,0 +1,500 @@
+"""Proximal Policy Optimization (PPO) for Atari games of two players: one agent learns by playing against itself.
+
+Paper:   https://arxiv.org/abs/1707.06347 (Schulman et al. 2017)
+Details: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/ (Huang et al. 2022)
+Docs:    docs/rl-algorithms/ppo_pettingzoo_ma_atari.md
+Parent:  ppo_atari.py
+Run:     python cleanrl/ppo_pettingzoo_ma_atari.py --env-id pong_v3
+"""
+
+import signal
+
+if __name__ == "__main__":  # Ctrl+C during the imports below ends the program without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import json
+import os
+import random
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+import tyro
+from safetensors.torch import load_file, save_file
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    """the name of this experiment"""
+    seed: int = 1
+    """seed of the experiment"""
+    torch_deterministic: bool = True
+    """use only deterministic algorithms: on one machine, the same seed gives the same numbers"""
+    cuda: bool = True
+    """train on the GPU when there is one"""
+    compile: bool = False
+    """compile the update with `torch.compile`: half a minute of warm-up, slightly different rounding"""
+    accelerate: Literal["auto", "on", "off"] = "auto"
+    """record and replay policy and update: `auto` where proven exact, `on` with audits, `off`: as written"""
+    track: bool = False
+    """also log to Weights & Biases"""
+    wandb_project_name: str = "cleanRL"
+    """the project on Weights & Biases"""
+    wandb_entity: str | None = None
+    """the entity (team) of the project on Weights & Biases"""
+    capture_video: bool = False
+    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
+    save_model: bool = False
+    """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
+    upload_model: bool = False
+    """upload the saved model to the Hugging Face Hub"""
+    hf_entity: str = ""
+    """the user or organisation on the Hugging Face Hub"""
+    checkpoint_frequency: int = 100_000
+    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
+    resume: str | None = None
+    """continue the run in this folder; other flags on the command line override the saved ones"""
+
+    # Algorithm specific arguments
+    env_id: str = "pong_v3"
+    """the id of the environment"""
+    total_timesteps: int = 20_000_000
+    """environment steps of the whole run, all environments together"""
+    learning_rate: float = 2.5e-4
+    """the learning rate of the optimizer"""
+    num_envs: int = 16
+    """the number of players, two of whom share a game"""
+    num_steps: int = 128
+    """steps of each environment in a rollout"""
+    anneal_lr: bool = True
+    """anneal the learning rate linearly to zero"""
+    gamma: float = 0.99
+    """the discount factor"""
+    gae_lambda: float = 0.95
+    """the lambda of generalized advantage estimation"""
+    num_minibatches: int = 4
+    """minibatches per epoch"""
+    update_epochs: int = 4
+    """passes over each rollout"""
+    norm_adv: bool = True
+    """normalize the advantages of each minibatch"""
+    clip_coef: float = 0.1
+    """the clipping range of the surrogate objective"""
+    clip_vloss: bool = True
+    """clip the value loss as well"""
+    ent_coef: float = 0.01
+    """coefficient of the entropy bonus"""
+    vf_coef: float = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: float = 0.5
+    """the maximum norm of the gradient"""
+    target_kl: float | None = None
+    """stop the epochs of an update once the KL divergence exceeds this"""
+    bf16: bool = False
+    """compute the convolutions in bfloat16: faster, at a lower precision"""
+
+    # Computed at run time
+    batch_size: int = 0
+    """num_envs * num_steps"""
+    minibatch_size: int = 0
+    """batch_size // num_minibatches"""
+    num_iterations: int = 0
+    """total_timesteps // batch_size"""
+
+
+VIEW = gym.spaces.Box(0, 255, (6, 84, 84), np.uint8)  # 4 frames, and 2 planes that indicate whose view it is
+
+
+class Game(gym.Env):
+    """A game of PettingZoo for two players. An observation has a view for each of them, an action a move."""
+
+    render_mode = "rgb_array"
+    metadata = {"render_fps": 15}
+
+    def __init__(self, env_id):
+        import ale_py
+        import pettingzoo
+
+        roms = f"{os.path.dirname(ale_py.__file__)}/roms"  # ale_py brings the games: no download
+        env = pettingzoo.make("parallel", f"atari/{env_id}", auto_rom_install_path=roms, render_mode="rgb_array")
+        self.env = env.unwrapped  # without the wrappers that check each frame: they double the time of a step
+        if len(env.possible_agents) != 2:
+            raise ValueError("a game of more than two players; this file is for games of two")
+        num_actions = env.action_space("first_0").n
+        self.action_space = gym.spaces.MultiDiscrete([num_actions, num_actions])
+        self.observation_space = gym.vector.utils.batch_space(VIEW, 2)
+        self.obs = np.zeros(self.observation_space.shape, dtype=np.uint8)
+        self.obs[0, 4] = 255  # agent indicator: its first plane is lit for player 0,
+        self.obs[1, 5] = 255  # the second one for player 1
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        screens, _ = self.env.reset(seed=seed)
+        self.screen = screens["first_0"]  # both players see the same screen
+        self.obs[:, :4] = self.shrink(self.screen)
+        self.returns = np.zeros(2)
+        return self.obs.copy(), {}
+
+    def step(self, action):
+        moves = {"first_0": action[0], "second_0": action[1]}
+        self.rewards = np.zeros(2)
+        for _frame in range(4):  # Atari detail 2: 4 frames a step, of which the last two are seen
+            last_screen = self.screen
+            screens, rewards, _, truncations, _ = self.env.step(moves)
+            self.screen = next(iter(screens.values()))
+            self.rewards += [rewards.get(player, 0) for player in moves]
+            termination = not self.env.agents  # a player who is out waits, with rewards of 0, for the other one
+            truncation = any(truncations.values())
+            if termination or truncation:
+                break
+        self.returns += self.rewards
+        self.obs[:, :3] = self.obs[:, 1:4]  # Atari detail 7: a stack of 4 frames
+        self.obs[:, 3] = self.shrink(np.maximum(last_screen, self.screen))
+        return self.obs.copy(), self.rewards[0], termination, truncation, {"returns": self.returns}
+
+    def shrink(self, screen):
+        import cv2
+
+        blue = screen[:, :, 2]
+        return cv2.resize(blue, (84, 84), interpolation=cv2.INTER_AREA)  # Atari detail 5
+
+    def render(self):
+        return self.env.render()
+
+
+class SelfPlay(gym.vector.VectorWrapper):
+    """Games as a vector environment of their players: rows 2 * i and 2 * i + 1 are the players of game i."""
+
+    def __init__(self, envs):
+        super().__init__(envs)
+        self.single_action_space = gym.spaces.Discrete(envs.single_action_space.nvec[0])
+        self.single_observation_space = VIEW
+
+    @property
+    def num_envs(self):
+        return 2 * self.env.num_envs
+
+    def reset(self, seed=None, options=None):
+        obs, infos = self.env.reset(seed=seed, options=options)
+        return np.concatenate(obs), infos
+
+    def step(self, actions):
+        obs, _, terminations, truncations, infos = self.env.step(actions.reshape(-1, 2))
+        rewards = np.concatenate(self.env.get_attr("rewards"))  # of both players, not only of player 0
+        rewards = rewards.clip(-1, 1)  # Atari detail 6
+        terminations = terminations.repeat(2)
+        truncations = truncations.repeat(2)
+        return np.concatenate(obs), rewards, terminations, truncations, infos
+
+
+def make_env(env_id, idx, capture_video, run_dir, self_play):
+    def thunk():
+        is_filmed = capture_video and idx == 0
+        env = Game(env_id)  # differs from ppo_atari.py: no-op starts, lives and FIRE are for games of one player
+        if is_filmed:
+            env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        if not self_play:  # for the evaluation: the agent is player 0, and player 1 acts at random
+            actions = gym.spaces.Discrete(env.action_space.nvec[0])
+            env = gym.wrappers.TransformObservation(env, lambda obs: obs[0], VIEW)
+            env = gym.wrappers.TransformAction(env, lambda a: [a, env.np_random.integers(actions.n)], actions)
+        return env
+
+    return thunk
+
+
+def make_envs(env_id, num_envs, capture_video, run_dir, self_play=False):
+    # detail 1: vectorized architecture. SAME_STEP: the step that ends an episode returns the first observation of the
+    # next episode, and the last observation of the old one in infos["final_obs"], so no reset step is ever trained on.
+    if self_play and num_envs % 2 == 1:
+        raise ValueError(f"--num-envs {num_envs}: must be even, as two players share a game")
+    # differs from ppo_atari.py: the agent learns by self-play, and is evaluated against a random opponent
+    num_games = num_envs // 2 if self_play else num_envs
+    thunks = [make_env(env_id, idx, capture_video, run_dir, self_play) for idx in range(num_games)]
+    envs = gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    return SelfPlay(envs) if self_play else envs
+
+
+def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weights, constant biases
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.constant_(layer.bias, bias_const)
+    return layer
+
+
+class Agent(nn.Module):
+    def __init__(self, envs):
+        super().__init__()
+        num_actions = int(envs.single_action_space.n)
+        self.network = nn.Sequential(  # differs from ppo.py: Atari detail 8, a shared network (Mnih et al. 2015)
+            layer_init(nn.Conv2d(6, 32, 8, stride=4)),  # differs from ppo_atari.py: two planes more, the indicator
+            nn.ReLU(),
+            layer_init(nn.Conv2d(32, 64, 4, stride=2)),
+            nn.ReLU(),
+            layer_init(nn.Conv2d(64, 64, 3)),
+            nn.ReLU(),
+            nn.Flatten(),
+            layer_init(nn.Linear(3136, 512)),
+            nn.ReLU(),
+        )
+        self.critic = layer_init(nn.Linear(512, 1), std=1.0)
+        self.actor = layer_init(nn.Linear(512, num_actions), std=0.01)
+        self.bf16 = False
+
+    def get_features(self, x):
+        x = x.contiguous(memory_format=torch.channels_last)  # a layout in memory that suits convolutions
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
+            return self.network(x / 255).float()  # Atari detail 9: pixels are scaled to [0, 1]
+
+    def get_value(self, x):
+        x = self.get_features(x)
+        return self.critic(x).squeeze(-1)
+
+    @torch.inference_mode()
+    def get_action(self, x, deterministic=False):
+        x = self.get_features(x)
+        logits = self.actor(x)
+        if not deterministic:
+            # Gumbel-max trick: with noise -log(E), E exponential, the argmax is a sample of softmax(logits)
+            logits = logits - torch.empty_like(logits).exponential_().log()
+        return logits.argmax(-1)
+
+    def evaluate_actions(self, x, action):
+        """The log-probability of each action, the entropy of the policy there, and the value of the observation."""
+        x = self.get_features(x)
+        all_logprobs = self.actor(x).log_softmax(-1)
+        logprob = all_logprobs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
+        return logprob, entropy, self.critic(x).squeeze(-1)
+
+
+def compute_gae(rewards, terminations, truncations, values, next_values, gamma, gae_lambda):
+    """Detail 5: advantages and returns by GAE (Schulman et al. 2016). All tensors are (num_steps, num_envs).
+
+    `next_values` belong to the observations that really came next, also after a truncation. After a termination,
+    nothing comes next. Advantages do not flow from one episode into the one before it.
+    """
+    deltas = rewards + gamma * next_values * ~terminations - values
+    dones = terminations | truncations
+    decays = gamma * gae_lambda * ~dones
+    decays = decays.cpu().numpy()  # in a loop over small arrays, NumPy is faster than PyTorch
+    advantages = deltas.cpu().numpy()
+    for step in reversed(range(len(advantages) - 1)):
+        next_advantage = advantages[step + 1]
+        advantages[step] += decays[step] * next_advantage
+    advantages = torch.as_tensor(advantages).to(values.device)
+    return advantages, advantages + values
+
+
+def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, values, args):
+    """The loss of a minibatch, and a dictionary of what to log (detail 12: debug variables)."""
+    logratio = newlogprobs - logprobs
+    ratio = logratio.exp()
+    if args.norm_adv:  # detail 7: advantages are normalized in each minibatch
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    # detail 8: clipped surrogate objective (Schulman et al. 2017, eq. 7)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
+    # detail 9: the value loss is clipped, too: moving a value by more than clip_coef gains nothing
+    value_loss = 0.5 * (newvalues - returns) ** 2
+    if args.clip_vloss:
+        clipped_values = values + (newvalues - values).clamp(-args.clip_coef, args.clip_coef)
+        value_loss = torch.max(value_loss, 0.5 * (clipped_values - returns) ** 2)
+    value_loss = value_loss.mean()
+    # detail 10: the overall loss has an entropy bonus (Schulman et al. 2017, eq. 9)
+    entropy = entropy.mean()
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    with torch.no_grad():
+        stats = {
+            "value_loss": value_loss.detach(),
+            "policy_loss": policy_loss.detach(),
+            "entropy": entropy.detach(),
+            "old_approx_kl": (-logratio).mean(),
+            "approx_kl": (ratio - 1 - logratio).mean(),  # less noisy: joschu.net/blog/kl-approx.html
+            "clipfrac": (ratio != clipped_ratio).float().mean(),
+        }
+    return loss, stats
+
+
+def load_policy(model_path, envs, device="cpu", deterministic=True):
+    """The trained policy as a function from observations to actions, NumPy arrays both."""
+    agent = Agent(envs).to(device)
+    agent.load_state_dict(load_file(model_path, device=str(device)))
+
+    def policy(obs):
+        x = torch.as_tensor(obs, dtype=torch.float32, device=device)
+        return agent.get_action(x, deterministic).cpu().numpy()
+
+    return policy
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args)
+    try:  # checkpoints, evaluation, tracking and acceleration; this file also trains on its own
+        from cleanrl_utils import run
+    except ImportError:
+        run = None
+        if args.resume or args.track or args.upload_model or args.compile:
+            sys.exit("--resume, --track, --upload-model, --compile: install cleanrl_utils for them")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
+        args, checkpoint = run.prepare(args, __file__)
+    args.batch_size = args.num_envs * args.num_steps
+    args.minibatch_size = args.batch_size // args.num_minibatches
+    args.num_iterations = args.total_timesteps // args.batch_size
+
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for determinism on a GPU
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    torch.set_num_threads(1)  # on matrices this small, threads cost more than they give
+    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+
+    run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = args.resume or f"runs/{run_name}"
+    try:
+        envs = make_envs(args.env_id, args.num_envs, args.capture_video, run_dir, self_play=True)
+    except Exception as error:  # an unknown id, a package that is missing, actions of another kind
+        sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
+    agent = Agent(envs).to(device)
+    agent.bf16 = args.bf16
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a recorded update sees its changes
+    optimizer = torch.optim.Adam(agent.parameters(), learning_rate, eps=1e-5, fused=True)  # detail 3: its epsilon
+
+    def update(mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_returns, mb_values):
+        optimizer.zero_grad()
+        newlogprobs, entropy, newvalues = agent.evaluate_actions(mb_obs, mb_actions)
+        loss, stats = ppo_loss(newlogprobs, entropy, newvalues, mb_logprobs, mb_advantages, mb_returns, mb_values, args)
+        loss.backward()
+        # detail 11: the norm of the whole gradient is clipped
+        stats["grad_norm"] = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+        optimizer.step()
+        return stats
+
+    # Storage
+    next_obs, _ = envs.reset(seed=args.seed)
+    rollout_shape = (args.num_steps, args.num_envs)
+    obs = torch.zeros(args.num_steps, *next_obs.shape, dtype=torch.uint8, device=device)
+    actions = np.zeros(rollout_shape, dtype=np.int64)
+    rewards = np.zeros(rollout_shape, dtype=np.float32)
+    terminations = np.zeros(rollout_shape, dtype=bool)
+    truncations = np.zeros(rollout_shape, dtype=bool)
+
+    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    state = {
+        "global_step": 0,
+        "next_obs": next_obs,
+        "recent_returns": deque(maxlen=100),
+        "envs": envs,
+        "agent": agent,
+        "optimizer": optimizer,
+    }
+    if args.resume:
+        run.restore(checkpoint, state)
+    global_step = state["global_step"]
+    next_obs = state["next_obs"]
+    recent_returns = state["recent_returns"]
+
+    act = agent.get_action
+    if run:  # may replay recordings of both, to the same bits; --compile compiles `update`
+        act, update = run.accelerate(args, __file__, act, update, state)
+        writer = run.start(run_dir, args, __file__, global_step)
+    else:
+        writer = SummaryWriter(run_dir)
+    progress = tqdm(total=args.num_iterations * args.batch_size, initial=global_step, unit="step", disable=None)
+    for iteration in range(global_step // args.batch_size + 1, args.num_iterations + 1):
+        start_time = time.perf_counter()
+        if args.anneal_lr:  # detail 4: the learning rate falls linearly to zero
+            remaining = 1 - (iteration - 1) / args.num_iterations
+            learning_rate.fill_(remaining * args.learning_rate)
+
+        # Rollout: only act. One forward pass after it gives log-probabilities and values of all steps.
+        final_obs = {}  # the last observation of each truncated episode, by (step, idx)
+        for step in range(args.num_steps):
+            obs[step] = torch.as_tensor(next_obs)
+            action = act(obs[step]).cpu().numpy()
+            actions[step] = action
+            next_obs, rewards[step], terminations[step], truncations[step], infos = envs.step(action)
+            global_step += args.num_envs
+            for idx in np.flatnonzero(truncations[step]):
+                final_view = infos["final_obs"][idx // 2][idx % 2]
+                final_obs[step, idx] = np.array([final_view])  # a copy, as a batch of one
+            if "episode" in infos.get("final_info", {}):
+                episodes = infos["final_info"]["episode"]
+                for idx in np.flatnonzero(terminations[step] | truncations[step]):
+                    game, player = idx // 2, idx % 2
+                    episodic_return = infos["final_info"]["returns"][game, player]
+                    recent_returns.append(episodic_return)
+                    episode_step = global_step - args.num_envs + idx + 1  # no two episodes share a step
+                    writer.add_scalar(f"charts/episodic_return-player{player}", episodic_return, episode_step)
+                    writer.add_scalar(f"charts/episodic_length-player{player}", episodes["l"][game], episode_step)
+
+        # Targets
+        b_obs = obs.flatten(0, 1)
+        b_actions = torch.as_tensor(actions, device=device).flatten(0, 1)
+        b_rewards = torch.as_tensor(rewards, device=device)  # (num_steps, num_envs)
+        b_terminations = torch.as_tensor(terminations, device=device)
+        b_truncations = torch.as_tensor(truncations, device=device)
+        with torch.no_grad():
+            b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions)
+            values = b_values.view_as(b_rewards)  # (num_steps, num_envs)
+            next_values = values.roll(-1, dims=0)  # of the next step; the last row is set below
+            next_values[-1] = agent.get_value(torch.as_tensor(next_obs).to(obs))  # to the dtype and device of obs
+            for index, x in final_obs.items():  # a truncated episode would have gone on from here
+                next_values[index] = agent.get_value(torch.as_tensor(x).to(obs))
+            advantages, returns = compute_gae(
+                b_rewards, b_terminations, b_truncations, values, next_values, args.gamma, args.gae_lambda
+            )
+
+        # Update
+        b_advantages = advantages.flatten(0, 1)
+        b_returns = returns.flatten(0, 1)
+        all_stats = []
+        for _epoch in range(args.update_epochs):  # detail 6: several epochs of minibatch updates
+            b_inds = torch.randperm(args.batch_size, device=device)
+            for mb in b_inds.split(args.minibatch_size):
+                stats = update(b_obs[mb], b_actions[mb], b_logprobs[mb], b_advantages[mb], b_returns[mb], b_values[mb])
+                all_stats.append(stats)
+            if args.target_kl is not None and stats["approx_kl"] > args.target_kl:
+                break
+
+        # Log: the means over all minibatches of this iteration
+        means = {name: torch.stack([stats[name] for stats in all_stats]).mean() for name in stats}
+        checked = {"obs": obs, "rewards": b_rewards} | means
+        for name, x in checked.items():
+            if not x.isfinite().all():
+                raise FloatingPointError(f"{name} is not finite at global_step={global_step}")
+        means["explained_variance"] = 1 - (returns - values).var() / returns.var()
+        for name, x in means.items():
+            writer.add_scalar(f"losses/{name}", x, global_step)
+        writer.add_scalar("charts/learning_rate", learning_rate, global_step)
+        sps = args.batch_size / (time.perf_counter() - start_time)
+        writer.add_scalar("charts/SPS", sps, global_step)
+        recent_return = np.mean(recent_returns or [np.nan])
+        progress.set_postfix(episodic_return=recent_return, refresh=False)
+        progress.update(args.batch_size)
+        if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal, no progress bar
+            print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
+
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
+        if run and run.checkpoint_due(args, global_step, args.batch_size):
+            state.update(global_step=global_step, next_obs=next_obs)
+            run.save_checkpoint(run_dir, args, __file__, writer, state)
+
+    envs.close()
+    progress.close()
+    if args.save_model:
+        metadata = {"args": json.dumps(vars(args)), "global_step": str(global_step)}
+        save_file(agent.state_dict(), f"{run_dir}/{args.exp_name}.safetensors", metadata)
+    if run:  # evaluates, uploads, and says where everything is
+        run.finish(run_dir, args, writer, make_envs, load_policy, recent_returns)
+    writer.close()

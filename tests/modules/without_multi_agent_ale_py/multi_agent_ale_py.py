@@ -1,0 +1,1 @@
+raise ModuleNotFoundError("No module named 'multi_agent_ale_py'")
