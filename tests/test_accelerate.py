@@ -134,6 +134,27 @@ def an_optimizer(kind, **settings):
     return make
 
 
+def losses(device):
+    """Functions of PyTorch whose namesakes among the operations have other defaults, such as no mean."""
+    network, functional = mlp(device), torch.nn.functional
+    optimizer = torch.optim.Adam(network.parameters(), fused=True)
+
+    def function(x, y):
+        optimizer.zero_grad()
+        output, target = network(x), y.sigmoid()
+        classes = y.argmax(-1)
+        parts = [functional.binary_cross_entropy_with_logits(output, target), functional.mse_loss(output, y)]
+        parts += [functional.binary_cross_entropy(output.sigmoid(), target), functional.huber_loss(output, y)]
+        parts += [functional.smooth_l1_loss(output, y), functional.cross_entropy(output, classes)]
+        parts += [functional.kl_div(output.log_softmax(-1), y.softmax(-1), reduction="batchmean")]
+        parts += [functional.binary_cross_entropy_with_logits(output, target, reduction="none").sum()]
+        sum(parts).backward()
+        optimizer.step()
+        return [x.detach() for x in parts]
+
+    return function, {"network": network, "optimizer": optimizer}, [(4, 3), (4, 2)]
+
+
 def in_place(device):
     total = torch.zeros(5, 3, device=device)
 
@@ -224,6 +245,7 @@ FUNCTIONS = {
     "BatchNorm": batch_norm,
     "dropout": dropout,
     "autocast to bfloat16": autocast,
+    "losses": losses,
     "operations in place": in_place,
     "views": views,
     "random numbers": random_numbers,

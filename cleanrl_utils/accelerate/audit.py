@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cleanrl_utils.accelerate.recording import Recording, record, tensors_in
+from cleanrl_utils.accelerate.recording import Recording, bits, record, tensors_in
 from cleanrl_utils.accelerate.variables import named_tensors, plain_function
 
 PERIOD = 1000  # every so many calls there is an audit, and before that on the 2nd, 4th, 8th, ... call
@@ -133,7 +133,3 @@ def differences(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
 
 def all_bits(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([bits(x) for x in tensors.values()])
-
-
-def bits(x: torch.Tensor) -> torch.Tensor:
-    return x.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -84,8 +84,9 @@ class Recording:
 class Recorder(TorchDispatchMode):
     """Notes the operations of a call. It holds tensors weakly, so that they are freed as if it were not there."""
 
-    def __init__(self, inputs: Iterable[torch.Tensor]):
+    def __init__(self, inputs: Iterable[torch.Tensor], finds_fast: bool):
         super().__init__()
+        self.finds_fast = finds_fast
         self.slots = WeakTensorKeyDictionary()
         self.count = 0
         self.devices = set()
@@ -119,7 +120,8 @@ class Recorder(TorchDispatchMode):
         if op.namespace == "profiler":
             return op(*args, **kwargs)
         noted_args, noted_kwargs = map_leaves(self.slot_of, (args, kwargs))
-        call, results = call_fast(op, args, kwargs)
+        call = find_fast(op, args, kwargs) if self.finds_fast and not self.recording.obstacle else op
+        results = op(*args, **kwargs)
         if self.recording.obstacle:
             return results
         if op is torch.ops.aten.detach.default:  # the same memory; what is replayed has no use for the difference
@@ -199,16 +201,38 @@ def facts_of(op: Any) -> Facts:
     )
 
 
-def call_fast(op: Any, args: tuple, kwargs: dict) -> tuple[Callable, Any]:
-    """Call an operation by PyTorch's Python function for it, if there is one: half the overhead, the same kernel."""
+def find_fast(op: Any, args: tuple, kwargs: dict) -> Callable:
+    """PyTorch's Python function for an operation, if there is one that does the same: half the overhead.
+
+    Functions of the same name may have other defaults, so both are tried on copies: in results, in what they do to
+    their arguments, and in random numbers they must agree to the bit.
+    """
     facts = facts_of(op)
+    expected = try_on_copies(op, args, kwargs, facts.has_results) if facts.functions else None
     for function in facts.functions:
+        if expected is not None and expected == try_on_copies(function, args, kwargs, facts.has_results):
+            return function
+    return op
+
+
+def try_on_copies(call: Callable, args: tuple, kwargs: dict, has_results: bool) -> list[tuple] | None:
+    """What a call returns and makes of its arguments, to be compared; nothing if it does not take them."""
+    args, kwargs = map_leaves(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, (args, kwargs))
+    given = tensors_in((args, kwargs))
+    with torch.random.fork_rng(devices={x.device for x in given if x.is_cuda}):
         try:
-            results = function(*args, **kwargs)
-        except TypeError:  # it takes its arguments in another form
-            continue
-        return function, results if facts.has_results else None
-    return op, op(*args, **kwargs)
+            results = call(*args, **kwargs)
+        except TypeError:
+            return None
+    tensors = tensors_in(results) + given if has_results else given
+    if any(x.layout is not torch.strided for x in tensors):
+        return None
+    is_filled = "empty" not in call.__name__
+    return [(x.shape, x.stride(), x.dtype, is_filled and bits(x).cpu().numpy().tobytes()) for x in tensors]
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -236,13 +260,16 @@ def map_leaves(function: Callable, tree: Any) -> Any:
     return function(tree)
 
 
-def record(function: Callable, inputs: tuple, state: dict, edited: bool = True) -> tuple[Any, Recording]:
+def record(
+    function: Callable, inputs: tuple, state: dict, edited: bool = True, finds_fast: bool = False
+) -> tuple[Any, Recording]:
     """Call the function once, as it is written. Returns what it returned, and the recording.
 
     Whether it changes variables of Python is only asked of an edited script: of others it is proven that it does not.
+    A recording to be replayed `finds_fast` versions of its operations; one that is only compared does not need them.
     """
     input_tensors = tensors_in(inputs)
-    recorder = Recorder(input_tensors)
+    recorder = Recorder(input_tensors, finds_fast)
     recording = recorder.recording
     if plain_function(function) is None:
         recorder.refuse("it is not a plain function")

@@ -66,7 +66,7 @@ class Replayed:
         if kind not in self.recordings and len(self.recordings) + len(self.replays) == MAX_KINDS:
             self.say(f"it is called with more than {MAX_KINDS} kinds of inputs")
             return self.function(*inputs)
-        outputs, recording = record(self.function, inputs, self.state, edited=self.audited)
+        outputs, recording = record(self.function, inputs, self.state, edited=self.audited, finds_fast=True)
         recordings = self.recordings.setdefault(kind, [])
         recordings.append(recording)
         if not recording.obstacle and len(recordings) > 1 and recording.same_as(recordings[-2]):
