@@ -54,7 +54,7 @@ FAMILY = {
     "sac_atari.py": ("sac_continuous_action.py", 110),
     "ppo_action_mask.py": ("ppo.py", 40),
     "ppo_pettingzoo_ma_atari.py": ("ppo_atari.py", 95),
-    "ppo_procgen.py": ("ppo_atari_envpool.py", 80),
+    "ppo_procgen.py": ("ppo_atari_envpool.py", 70),
     "ppg_procgen.py": ("ppo_procgen.py", 160),
     "ppo_rnd_envpool.py": ("ppo_atari_envpool.py", 156),
     "ppo_trxl.py": ("ppo_atari_lstm.py", 285),

@@ -1,0 +1,454 @@
+"""Proximal Policy Optimization (PPO) for the games of Procgen, whose levels are all different (Cobbe et al. 2020).
+
+Paper:   https://arxiv.org/abs/1707.06347 (Schulman et al. 2017)
+Details: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/ (Huang et al. 2022)
+Docs:    docs/rl-algorithms/ppo_procgen.md
+Parent:  ppo_atari_envpool.py
+Run:     python cleanrl/ppo_procgen.py --env-id starpilot
+"""
+
+import signal
+
+if __name__ == "__main__":  # Ctrl+C during the imports below ends the program without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import json
+import os
+import random
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn as nn
+import tyro
+from safetensors.torch import load_file, save_file
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    """the name of this experiment"""
+    seed: int = 1
+    """seed of the experiment"""
+    torch_deterministic: bool = True
+    """use only deterministic algorithms: on one machine, the same seed gives the same numbers"""
+    cuda: bool = True
+    """train on the GPU when there is one"""
+    compile: bool = False
+    """compile the update with `torch.compile`: half a minute of warm-up, slightly different rounding"""
+    accelerate: Literal["auto", "on", "off"] = "auto"
+    """record and replay policy and update: `auto` where proven exact, `on` with audits, `off`: as written"""
+    track: bool = False
+    """also log to Weights & Biases"""
+    wandb_project_name: str = "cleanRL"
+    """the project on Weights & Biases"""
+    wandb_entity: str | None = None
+    """the entity (team) of the project on Weights & Biases"""
+    capture_video: bool = False
+    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
+    save_model: bool = False
+    """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
+    upload_model: bool = False
+    """upload the saved model to the Hugging Face Hub"""
+    hf_entity: str = ""
+    """the user or organisation on the Hugging Face Hub"""
+    checkpoint_frequency: int = 100_000
+    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
+    resume: str | None = None
+    """continue the run in this folder; other flags on the command line override the saved ones"""
+
+    # Algorithm specific arguments
+    env_id: str = "starpilot"
+    """the game, with easy levels, or an id of EnvPool such as StarpilotHard-v0"""
+    total_timesteps: int = 25_000_000
+    """environment steps of the whole run, all environments together"""
+    learning_rate: float = 5e-4
+    """the learning rate of the optimizer"""
+    num_envs: int = 64
+    """the number of parallel environments"""
+    num_steps: int = 256
+    """steps of each environment in a rollout"""
+    anneal_lr: bool = False
+    """anneal the learning rate linearly to zero"""
+    gamma: float = 0.999
+    """the discount factor"""
+    gae_lambda: float = 0.95
+    """the lambda of generalized advantage estimation"""
+    num_minibatches: int = 8
+    """minibatches per epoch"""
+    update_epochs: int = 3
+    """passes over each rollout"""
+    norm_adv: bool = True
+    """normalize the advantages of each minibatch"""
+    clip_coef: float = 0.2
+    """the clipping range of the surrogate objective"""
+    clip_vloss: bool = True
+    """clip the value loss as well"""
+    ent_coef: float = 0.01
+    """coefficient of the entropy bonus"""
+    vf_coef: float = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: float = 0.5
+    """the maximum norm of the gradient"""
+    target_kl: float | None = None
+    """stop the epochs of an update once the KL divergence exceeds this"""
+    bf16: bool = False
+    """compute the convolutions in bfloat16: faster, at a lower precision"""
+
+    # Computed at run time
+    batch_size: int = 0
+    """num_envs * num_steps"""
+    minibatch_size: int = 0
+    """batch_size // num_minibatches"""
+    num_iterations: int = 0
+    """total_timesteps // batch_size"""
+
+
+def make_envs(env_id, num_envs, capture_video, run_dir):
+    import envpool  # differs from ppo_atari_envpool.py: it plays the games of Procgen
+
+    if "-" not in env_id:  # the name of a game: play its easy levels
+        env_id = f"{env_id.capitalize()}Easy-v0"
+    render_mode = "rgb_array" if capture_video else None  # for films of the evaluation
+    seed = random.getrandbits(30)  # another one for each pool
+    # num_levels=0: each episode is a new level, out of two billion
+    return envpool.make_gymnasium(
+        env_id, num_envs=num_envs, num_levels=0, start_level=0, seed=seed, render_mode=render_mode
+    )
+
+
+def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weights, constant biases
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.constant_(layer.bias, bias_const)
+    return layer
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x):
+        y = self.conv1(x.relu())
+        return x + self.conv2(y.relu())
+
+
+class ConvSequence(nn.Module):
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, out_channels, 3, padding=1)
+        self.pool = nn.MaxPool2d(3, stride=2, padding=1)  # half of the height and width
+        self.block1 = ResidualBlock(out_channels)
+        self.block2 = ResidualBlock(out_channels)
+
+    def forward(self, x):
+        x = self.pool(self.conv(x))
+        return self.block2(self.block1(x))
+
+
+class Agent(nn.Module):
+    def __init__(self, envs):
+        super().__init__()
+        num_actions = int(envs.single_action_space.n)
+        self.network = nn.Sequential(  # differs from ppo_atari_envpool.py: the network of Espeholt et al. 2018 (IMPALA)
+            ConvSequence(3, 16),
+            ConvSequence(16, 32),
+            ConvSequence(32, 32),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(2048, 256),
+            nn.ReLU(),
+        )
+        self.critic = layer_init(nn.Linear(256, 1), std=1.0)
+        self.actor = layer_init(nn.Linear(256, num_actions), std=0.01)
+        self.bf16 = False
+        self.return_mean = nn.Buffer(torch.tensor(0.0))  # statistics of the discounted returns, saved with the model
+        self.return_var = nn.Buffer(torch.tensor(1.0))
+        self.return_count = nn.Buffer(torch.tensor(0.0))
+
+    def get_features(self, x):
+        x = x.contiguous(memory_format=torch.channels_last)  # a layout in memory that suits convolutions
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
+            return self.network(x / 255).float()  # Atari detail 9: pixels are scaled to [0, 1]
+
+    def get_value(self, x):
+        x = self.get_features(x)
+        return self.critic(x).squeeze(-1)
+
+    @torch.inference_mode()
+    def get_action(self, x, deterministic=False):
+        x = self.get_features(x)
+        logits = self.actor(x)
+        if not deterministic:
+            # Gumbel-max trick: with noise -log(E), E exponential, the argmax is a sample of softmax(logits)
+            logits = logits - torch.empty_like(logits).exponential_().log()
+        return logits.argmax(-1)
+
+    def evaluate_actions(self, x, action):
+        """The log-probability of each action, the entropy of the policy there, and the value of the observation."""
+        x = self.get_features(x)
+        all_logprobs = self.actor(x).log_softmax(-1)
+        logprob = all_logprobs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
+        return logprob, entropy, self.critic(x).squeeze(-1)
+
+
+def merge_stats(mean, var, x, share):  # `x` are a share of all samples so far (Chan et al. 1979)
+    delta = x.mean(0) - mean
+    mean += share * delta
+    var.lerp_(x.var(0, correction=0) + (1 - share) * delta**2, share)
+
+
+def compute_gae(rewards, terminations, truncations, values, next_values, gamma, gae_lambda):
+    """Detail 5: advantages and returns by GAE (Schulman et al. 2016). All tensors are (num_steps, num_envs).
+
+    `next_values` belong to the observations that really came next, also after a truncation. After a termination,
+    nothing comes next. Advantages do not flow from one episode into the one before it.
+    """
+    deltas = rewards + gamma * next_values * ~terminations - values
+    dones = terminations | truncations
+    decays = gamma * gae_lambda * ~dones
+    decays = decays.cpu().numpy()  # in a loop over small arrays, NumPy is faster than PyTorch
+    advantages = deltas.cpu().numpy()
+    for step in reversed(range(len(advantages) - 1)):
+        next_advantage = advantages[step + 1]
+        advantages[step] += decays[step] * next_advantage
+    advantages = torch.as_tensor(advantages).to(values.device)
+    return advantages, advantages + values
+
+
+def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, values, valid, args):
+    """The loss of a minibatch, and a dictionary of what to log (detail 12: debug variables)."""
+    weights = valid / valid.sum().clamp(min=1)  # differs from ppo_atari.py: `weights @ x` is the mean of valid steps
+    logratio = newlogprobs - logprobs
+    ratio = logratio.exp()
+    if args.norm_adv:  # detail 7: advantages are normalized in each minibatch
+        advantages = valid * (advantages - weights @ advantages)
+        variance = advantages @ advantages / (valid.sum() - 1).clamp(min=1)
+        advantages = advantages / (variance.sqrt() + 1e-8)
+    # detail 8: clipped surrogate objective (Schulman et al. 2017, eq. 7)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -weights @ torch.min(advantages * ratio, advantages * clipped_ratio)
+    # detail 9: the value loss is clipped, too: moving a value by more than clip_coef gains nothing
+    value_loss = 0.5 * (newvalues - returns) ** 2
+    if args.clip_vloss:
+        clipped_values = values + (newvalues - values).clamp(-args.clip_coef, args.clip_coef)
+        value_loss = torch.max(value_loss, 0.5 * (clipped_values - returns) ** 2)
+    value_loss = weights @ value_loss
+    # detail 10: the overall loss has an entropy bonus (Schulman et al. 2017, eq. 9)
+    entropy = weights @ entropy
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    with torch.no_grad():
+        stats = {
+            "value_loss": value_loss.detach(),
+            "policy_loss": policy_loss.detach(),
+            "entropy": entropy.detach(),
+            "old_approx_kl": weights @ -logratio,
+            "approx_kl": weights @ (ratio - 1 - logratio),  # less noisy: joschu.net/blog/kl-approx.html
+            "clipfrac": weights @ (ratio != clipped_ratio).float(),
+        }
+    return loss, stats
+
+
+def load_policy(model_path, envs, device="cpu", deterministic=True):
+    """The trained policy as a function from observations to actions, NumPy arrays both."""
+    agent = Agent(envs).to(device)
+    agent.load_state_dict(load_file(model_path, device=str(device)))
+
+    def policy(obs):
+        x = torch.as_tensor(obs, dtype=torch.float32, device=device)
+        return agent.get_action(x, deterministic).cpu().numpy()
+
+    return policy
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args)
+    try:  # checkpoints, evaluation, tracking and acceleration; this file also trains on its own
+        from cleanrl_utils import run
+    except ImportError:
+        run = None
+        if args.resume or args.track or args.upload_model or args.compile:
+            sys.exit("--resume, --track, --upload-model, --compile: install cleanrl_utils for them")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
+        args, checkpoint = run.prepare(args, __file__)
+    args.batch_size = args.num_envs * args.num_steps
+    args.minibatch_size = args.batch_size // args.num_minibatches
+    args.num_iterations = args.total_timesteps // args.batch_size
+    if args.capture_video:
+        sys.exit("--capture-video: only an evaluation can be filmed: cleanrl_utils.evaluate RUN_DIR --capture-video")
+
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for determinism on a GPU
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    torch.set_num_threads(1)  # on matrices this small, threads cost more than they give
+    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+
+    run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = args.resume or f"runs/{run_name}"
+    scores = np.zeros(args.num_envs)  # of the games so far; a resumed run starts new games
+    try:
+        pool_size = min(32, (args.num_envs + 1) // 2)  # two pools or more: one gets its actions while others play
+        columns = [slice(i, i + pool_size) for i in range(0, args.num_envs, pool_size)]
+        envs = [make_envs(args.env_id, len(scores[c]), args.capture_video, run_dir) for c in columns]
+    except Exception as error:  # an unknown id, a package that is missing, actions of another kind
+        sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
+    agent = Agent(envs[0]).to(device)
+    agent.bf16 = args.bf16
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a recorded update sees its changes
+    optimizer = torch.optim.Adam(agent.parameters(), learning_rate, eps=1e-5, fused=True)  # detail 3: its epsilon
+
+    def update(mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_returns, mb_values, mb_valid):
+        optimizer.zero_grad()
+        newlogprobs, entropy, newvalues = agent.evaluate_actions(mb_obs, mb_actions)
+        loss, stats = ppo_loss(
+            newlogprobs, entropy, newvalues, mb_logprobs, mb_advantages, mb_returns, mb_values, mb_valid, args
+        )
+        loss.backward()
+        # detail 11: the norm of the whole gradient is clipped
+        stats["grad_norm"] = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+        optimizer.step()
+        return stats
+
+    # Storage
+    next_obs = np.concatenate([pool.reset()[0] for pool in envs])
+    rollout_shape = (args.num_steps, args.num_envs)
+    obs = torch.zeros(args.num_steps, *next_obs.shape, dtype=torch.uint8, device=device)
+    actions = np.zeros(rollout_shape, dtype=np.int64)
+    rewards = np.zeros(rollout_shape, dtype=np.float32)
+    terminations = np.zeros(rollout_shape, dtype=bool)
+    truncations = np.zeros(rollout_shape, dtype=bool)
+    valid = np.zeros_like(terminations)  # steps that were played: not the resets of EnvPool
+    discounted_returns = np.zeros_like(rewards)
+
+    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    state = {
+        "global_step": 0,
+        "next_obs": next_obs,
+        "running_return": np.zeros(args.num_envs),
+        "recent_returns": deque(maxlen=100),
+        "envs": envs,
+        "agent": agent,
+        "optimizer": optimizer,
+    }
+    if args.resume:
+        run.restore(checkpoint, state)
+    global_step = state["global_step"]
+    next_obs = state["next_obs"]
+    running_return = state["running_return"]  # the discounted rewards of each episode so far
+    recent_returns = state["recent_returns"]
+
+    turns = [(step, pool, column) for step in range(args.num_steps + 1) for pool, column in zip(envs, columns)]
+    act = agent.get_action
+    if run:  # may replay recordings of both, to the same bits; --compile compiles `update`
+        act, update = run.accelerate(args, __file__, act, update, state)
+        writer = run.start(run_dir, args, __file__, global_step)
+    else:
+        writer = SummaryWriter(run_dir)
+    progress = tqdm(total=args.num_iterations * args.batch_size, initial=global_step, unit="step", disable=None)
+    for iteration in range(global_step // args.batch_size + 1, args.num_iterations + 1):
+        start_time = time.perf_counter()
+        if args.anneal_lr:  # detail 4: the learning rate falls linearly to zero
+            remaining = 1 - (iteration - 1) / args.num_iterations
+            learning_rate.fill_(remaining * args.learning_rate)
+
+        # Rollout: only act. One forward pass after it gives log-probabilities and values of all steps.
+        for step, pool, column in turns:
+            last = (step - 1, column)  # at step 0, this is the last step of the rollout before
+            if step > 0:  # what came of the last actions, which were played in the meantime
+                next_obs[column], rewards[last], terminations[last], truncations[last], infos = pool.recv()
+                dones = terminations[last] | truncations[last]
+                scores[column] += rewards[last]
+                running_return[column] = args.gamma * running_return[column] + rewards[last]
+                discounted_returns[last] = running_return[column]
+                running_return[column] *= ~dones
+                for idx in np.flatnonzero(dones):
+                    recent_returns.append(scores[column][idx])
+                    episode_step = global_step + idx + 1  # no two episodes share a step
+                    writer.add_scalar("charts/episodic_return", scores[column][idx], episode_step)
+                    writer.add_scalar("charts/episodic_length", infos["elapsed_step"][idx], episode_step)
+                    scores[column][idx] = 0
+                global_step += len(dones)
+            if step < args.num_steps:  # the pool plays its next actions in the background
+                obs[step, column] = torch.as_tensor(next_obs[column])
+                valid[step, column] = ~(terminations[last] | truncations[last])  # else a mere reset
+                actions[step, column] = act(obs[step, column]).cpu().numpy()
+                pool.send(actions[step, column])
+
+        # Targets
+        b_obs = obs.flatten(0, 1)
+        b_actions = torch.as_tensor(actions, device=device).flatten(0, 1)
+        b_rewards = torch.as_tensor(rewards, device=device)  # (num_steps, num_envs)
+        b_terminations = torch.as_tensor(terminations, device=device)
+        b_truncations = torch.as_tensor(truncations, device=device)
+        b_valid = torch.as_tensor(valid, device=device).flatten()
+        b_discounted_returns = torch.as_tensor(discounted_returns, device=device).flatten()[b_valid]
+        with torch.no_grad():
+            if valid.any():  # not so in a short rollout that holds nothing but resets
+                agent.return_count += len(b_discounted_returns)
+                share = len(b_discounted_returns) / agent.return_count  # of this rollout among all steps so far
+                merge_stats(agent.return_mean, agent.return_var, b_discounted_returns, share)
+            b_rewards = (b_rewards / (agent.return_var + 1e-8).sqrt()).clamp(-10, 10)
+            b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions)
+            values = b_values.view_as(b_rewards)  # (num_steps, num_envs)
+            next_values = values.roll(-1, dims=0)  # of the next step; the last row is set below
+            next_values[-1] = agent.get_value(torch.as_tensor(next_obs).to(obs))  # to the dtype and device of obs
+            advantages, returns = compute_gae(
+                b_rewards, b_terminations, b_truncations, values, next_values, args.gamma, args.gae_lambda
+            )
+
+        # Update
+        b_advantages = advantages.flatten(0, 1)
+        b_returns = returns.flatten(0, 1)
+        all_stats = []
+        for _epoch in range(args.update_epochs):  # detail 6: several epochs of minibatch updates
+            b_inds = torch.randperm(args.batch_size, device=device)
+            for mb in b_inds.split(args.minibatch_size):
+                stats = update(
+                    b_obs[mb], b_actions[mb], b_logprobs[mb], b_advantages[mb], b_returns[mb], b_values[mb], b_valid[mb]
+                )
+                all_stats.append(stats)
+            if args.target_kl is not None and stats["approx_kl"] > args.target_kl:
+                break
+
+        # Log: the means over all minibatches of this iteration
+        means = {name: torch.stack([stats[name] for stats in all_stats]).mean() for name in stats}
+        checked = {"obs": obs, "rewards": b_rewards} | means
+        for name, x in checked.items():
+            if not x.isfinite().all():
+                raise FloatingPointError(f"{name} is not finite at global_step={global_step}")
+        means["explained_variance"] = 1 - (b_returns - b_values)[b_valid].var() / b_returns[b_valid].var()
+        for name, x in means.items():
+            writer.add_scalar(f"losses/{name}", x, global_step)
+        writer.add_scalar("charts/learning_rate", learning_rate, global_step)
+        sps = args.batch_size / (time.perf_counter() - start_time)
+        writer.add_scalar("charts/SPS", sps, global_step)
+        recent_return = np.mean(recent_returns or [np.nan])
+        writer.add_scalar("charts/avg_episodic_return", recent_return, global_step)
+        progress.set_postfix(episodic_return=recent_return, refresh=False)
+        progress.update(args.batch_size)
+        if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal, no progress bar
+            print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
+
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
+        if run and run.checkpoint_due(args, global_step, args.batch_size):
+            state.update(global_step=global_step, next_obs=next_obs)
+            run.save_checkpoint(run_dir, args, __file__, writer, state)
+
+    progress.close()
+    if args.save_model:
+        metadata = {"args": json.dumps(vars(args)), "global_step": str(global_step)}
+        save_file(agent.state_dict(), f"{run_dir}/{args.exp_name}.safetensors", metadata)
+    if run:  # evaluates, uploads, and says where everything is
+        run.finish(run_dir, args, writer, make_envs, load_policy, recent_returns)
+    writer.close()
