@@ -1,6 +1,7 @@
-"""Speed of ppo_atari_envpool.py against the environments alone: how much of what EnvPool can play does training keep?
+"""Speed of a file on EnvPool against its environments alone: how much of what EnvPool can play does training keep?
 
 python benchmark/speed_atari.py --num-envs 8 --rounds 3 --steps 100000 --flags= --flags=--bf16 --csv speed_atari.csv
+python benchmark/speed_atari.py --script ppo_procgen --num-envs 64
 
 Alternates the environments alone, with random actions, stepped as one pool and as several (which the script does),
 and the script itself, whose speed is the median of charts/SPS without the first iterations (capture of CUDA graphs).
@@ -8,6 +9,7 @@ and the script itself, whose speed is the median of charts/SPS without the first
 
 import argparse
 import csv
+import importlib
 import statistics
 import subprocess
 import sys
@@ -16,17 +18,16 @@ import time
 from functools import partial
 from pathlib import Path
 
-import envpool
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-SCRIPT = Path(__file__).parents[1] / "cleanrl" / "ppo_atari_envpool.py"
+ROOT = Path(__file__).resolve().parents[1]
 
 
-def environments_alone(env_id: str, num_envs: int, num_pools: int, steps: int) -> float:
+def environments_alone(script: str, env_id: str, num_envs: int, num_pools: int, steps: int) -> float:
     size = num_envs // num_pools
-    atari = {"episodic_life": True, "reward_clip": True}
-    pools = [envpool.make_gymnasium(env_id, num_envs=size, seed=seed, **atari) for seed in range(num_pools)]
+    make_envs = importlib.import_module(f"cleanrl.{script}").make_envs
+    pools = [make_envs(env_id, size, False, "") for _ in range(num_pools)]
     rng = np.random.default_rng(0)
     for pool in pools:
         num_actions = pool.single_action_space.n
@@ -44,9 +45,10 @@ def environments_alone(env_id: str, num_envs: int, num_pools: int, steps: int) -
     return count * num_envs / elapsed
 
 
-def training(env_id: str, num_envs: int, steps: int, flags: list[str]) -> float:
+def training(script: str, env_id: str, num_envs: int, steps: int, flags: list[str]) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, SCRIPT, "--env-id", env_id, f"--num-envs={num_envs}", f"--total-timesteps={steps}"]
+        command = [sys.executable, ROOT / "cleanrl" / f"{script}.py", "--env-id", env_id]
+        command += [f"--num-envs={num_envs}", f"--total-timesteps={steps}"]
         subprocess.run([*command, *flags], cwd=folder, check=True, stdout=subprocess.DEVNULL)
         events = EventAccumulator(str(next(Path(folder, "runs").iterdir())), size_guidance={"scalars": 0}).Reload()
     speeds = [event.value for event in events.Scalars("charts/SPS")]
@@ -55,7 +57,8 @@ def training(env_id: str, num_envs: int, steps: int, flags: list[str]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env-id", default="Breakout-v5")
+    parser.add_argument("--script", default="ppo_atari_envpool", help="a file of cleanrl/ that plays on EnvPool")
+    parser.add_argument("--env-id", help="by default that of the script")
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=100_000, help="of each measurement")
@@ -64,17 +67,19 @@ def main() -> None:
         "--flags", action="append", help="flags for the script; repeat for other sets, --flags= for none"
     )
     args = parser.parse_args()
-    task = args.env_id, args.num_envs
+    script = args.script.removesuffix(".py")
+    env_id = args.env_id or importlib.import_module(f"cleanrl.{script}").Args().env_id
+    task = script, env_id, args.num_envs
     contestants = {
         "environments, one pool": partial(environments_alone, *task, 1, args.steps),
         "environments, several pools": partial(environments_alone, *task, max(2, args.num_envs // 32), args.steps),
     }
     for flags in args.flags or [""]:
-        contestants[f"{SCRIPT.name} {flags}".strip()] = partial(training, *task, args.steps, flags.split())
+        contestants[f"{script}.py {flags}".strip()] = partial(training, *task, args.steps, flags.split())
     rows = []
     for number in range(args.rounds):
         for name, measure in contestants.items():
-            rows.append((*task, name, number, round(measure())))
+            rows.append((*task[1:], name, number, round(measure())))
             print(*rows[-1], flush=True)
     medians = {name: statistics.median(row[-1] for row in rows if row[2] == name) for name in contestants}
     for name, speed in medians.items():
