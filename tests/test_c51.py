@@ -257,6 +257,7 @@ def test_killed_and_resumed_run_equals_one_that_never_stopped(runner):
     assert_same_run(never_stopped, checkpoint.parent)
 
 
+@pytest.mark.slow
 def test_compiled_update_learns_the_same_as_the_eager_one(runner):
     eager, compiled = (curves(runner.train(*SHORT, *flags, script=C51)) for flags in ([], ["--compile"]))
     for name in ("losses/loss", "losses/q_values"):

@@ -208,7 +208,7 @@ edit(
     ACT,
     ("def update(mb_obs,", "def update(value_weight, mb_obs,"),
     before(BACKWARD, "loss = loss + value_weight * (newvalues - mb_returns).abs().mean()"),
-    (PPO_UPDATE, PPO_UPDATE.replace("update(", "update(1 / (iteration + _epoch / 10 + start / 1000), ")),
+    (PPO_UPDATE, PPO_UPDATE.replace("update(", "update(1 / (iteration + len(all_stats) / 100), ")),
 )
 edit(
     "ppo",
@@ -757,7 +757,7 @@ edit(
     ("def update(mb_obs,", "def update(is_second, mb_obs,"),
     (ZERO_GRAD, "        if not is_second:\n            optimizer.zero_grad()\n"),
     (STEP, "        if is_second:\n            optimizer.step()\n"),
-    (PPO_UPDATE, PPO_UPDATE.replace("update(", "update(start > 0, ")),
+    (PPO_UPDATE, PPO_UPDATE.replace("update(", "update(len(all_stats) % args.num_minibatches > 0, ")),
 )
 edit(
     "ppo",

@@ -32,9 +32,9 @@ SHORT = {
     "ppo_atari": "--total-timesteps 384 --num-envs 4 --num-steps 16 --num-minibatches 2",
     "ppo_atari_multigpu": "--total-timesteps 384 --local-num-envs 4 --num-steps 16 --num-minibatches 2",
     "ppo_pettingzoo": "--total-timesteps 384 --num-envs 4 --num-steps 16 --num-minibatches 2",
-    "ppo_procgen": "--total-timesteps 768 --num-envs 4 --num-steps 32 --num-minibatches 2",
-    "ppg_procgen": "--total-timesteps 768 --num-envs 4 --num-steps 32 --num-minibatches 2 "
-    "--n-iteration 4 --e-auxiliary 1",
+    "ppo_procgen": "--total-timesteps 384 --num-envs 4 --num-steps 16 --num-minibatches 2",
+    "ppg_procgen": "--total-timesteps 384 --num-envs 4 --num-steps 16 --num-minibatches 2 "
+    "--n-iteration 3 --e-auxiliary 1",
     "ppo_trxl": "--total-timesteps 1024 --num-envs 4 --num-steps 32 --num-minibatches 2 --trxl-dim 64",
     "ppo_rnd_envpool": "--total-timesteps 384 --num-envs 4 --num-steps 16 --num-minibatches 2 "
     "--num-iterations-obs-norm-init 2",
@@ -42,7 +42,7 @@ SHORT = {
     "pqn_atari": "--total-timesteps 384 --num-envs 4 --num-steps 16 --num-minibatches 2",
     "qdagger_dqn_atari_impalacnn": "--total-timesteps 100 --learning-starts 20 --buffer-size 1000 --teacher-steps 100 "
     "--offline-steps 20 --teacher-eval-episodes 1 --target-network-frequency 10 --batch-size 8",
-    "rainbow_atari": "--total-timesteps 400 --learning-starts 100 --buffer-size 1000 --target-network-frequency 50",
+    "rainbow_atari": "--total-timesteps 240 --learning-starts 80 --buffer-size 1000 --target-network-frequency 50",
     "dqn": "--total-timesteps 1500 --learning-starts 300 --buffer-size 1000 --target-network-frequency 100",
     "dqn_atari": "--total-timesteps 400 --learning-starts 100 --buffer-size 1000 --target-network-frequency 50",
     "c51": "--total-timesteps 1500 --learning-starts 300 --buffer-size 1000 --target-network-frequency 100",
@@ -50,7 +50,7 @@ SHORT = {
     "ddpg": "--total-timesteps 600 --learning-starts 200 --buffer-size 1000",
     "td3": "--total-timesteps 600 --learning-starts 200 --buffer-size 1000",
     "sac": "--total-timesteps 600 --learning-starts 200 --buffer-size 1000",
-    "sac_atari": "--total-timesteps 300 --learning-starts 100 --buffer-size 1000 --target-network-frequency 50",
+    "sac_atari": "--total-timesteps 180 --learning-starts 80 --buffer-size 1000 --target-network-frequency 50",
 }
 
 

@@ -208,7 +208,9 @@ def find_fast(op: Any, args: tuple, kwargs: dict) -> Callable:
     their arguments, and in random numbers they must agree to the bit.
     """
     facts = facts_of(op)
-    expected = try_on_copies(op, args, kwargs, facts.has_results) if facts.functions else None
+    if not facts.functions or kwargs.get("generator") is not None:  # whose next numbers a trial would take
+        return op
+    expected = try_on_copies(op, args, kwargs, facts.has_results)
     for function in facts.functions:
         if expected is not None and expected == try_on_copies(function, args, kwargs, facts.has_results):
             return function
@@ -222,7 +224,7 @@ def try_on_copies(call: Callable, args: tuple, kwargs: dict, has_results: bool) 
     with torch.random.fork_rng(devices={x.device for x in given if x.is_cuda}):
         try:
             results = call(*args, **kwargs)
-        except TypeError:
+        except Exception:  # mostly a TypeError
             return None
     tensors = tensors_in(results) + given if has_results else given
     if any(x.layout is not torch.strided for x in tensors):
@@ -232,7 +234,7 @@ def try_on_copies(call: Callable, args: tuple, kwargs: dict, has_results: bool) 
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
-    return x.detach().contiguous().reshape(-1).view(torch.uint8)
+    return x.detach().contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:

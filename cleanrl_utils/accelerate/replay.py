@@ -94,9 +94,13 @@ class Replayed:
 
     def last_audit(self) -> None:
         """At the end of a run: audit once more, except what was replayed while modules were in another mode."""
-        for (_, modes), replay in self.replays.items():
-            if isinstance(replay, Audit) and modes == self.modes():
-                replay.last_time()
+        running.append(self)
+        try:
+            for (_, modes), replay in self.replays.items():
+                if isinstance(replay, Audit) and modes == self.modes():
+                    replay.last_time()
+        finally:
+            running.pop()
 
 
 def make_replay(recording: Recording, inputs: tuple, audited: bool = False, compiled: bool = False) -> Callable:
