@@ -648,7 +648,8 @@ def test_killed_and_resumed_run_equals_one_that_never_stopped(runner, name, num_
     assert_same_run(never_stopped, checkpoint.parent)
 
 
-@pytest.mark.parametrize("name", ["ddpg", *(pytest.param(x, marks=pytest.mark.slow) for x in ("td3", "sac"))])
+@pytest.mark.slow
+@everyone
 def test_compiled_update_learns_the_same_as_the_eager_one(runner, name):
     eager, compiled = (
         curves(runner.train(*PENDULUM, "--exp-name", run, *flags, script=SCRIPTS[name]))
@@ -726,7 +727,7 @@ def test_non_finite_losses_stop_the_run_with_one_line(runner, tmp_path_factory):
 
 def test_pendulum_is_learned_by_sac(runner):
     flags = ["--no-cuda", "--env-id", "Pendulum-v1", "--learning-starts", "500", "--batch-size", "64"]
-    run_dir = runner.train(*flags, "--total-timesteps", "8000", script=SCRIPTS["sac"])
+    run_dir = runner.train(*flags, "--total-timesteps", "6000", script=SCRIPTS["sac"])
     returns = [value for _, value in curves(run_dir)["charts/episodic_return"]]
     assert np.mean(returns[:3]) < -900 and np.mean(returns[-5:]) > -400, returns
 

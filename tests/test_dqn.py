@@ -261,6 +261,7 @@ def test_killed_and_resumed_run_equals_one_that_never_stopped(runner, num_envs):
     assert_same_run(never_stopped, checkpoint.parent)
 
 
+@pytest.mark.slow
 def test_compiled_update_learns_the_same_as_the_eager_one(runner):
     eager, compiled = (curves(runner.train(*SHORT, *flags, script=DQN)) for flags in ([], ["--compile"]))
     pairs = zip(eager["losses/td_loss"][:4], compiled["losses/td_loss"][:4], strict=True)

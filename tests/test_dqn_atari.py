@@ -494,6 +494,7 @@ def test_copied_out_file_trains_in_an_empty_folder_without_the_repository(runner
 # Learning
 
 
+@pytest.mark.slow
 @needs_atari
 def test_direction_of_a_drifting_bar_is_learned_from_the_stack_of_frames(runner):
     flags = [*SHORT, "--total-timesteps", "800", "--buffer-size", "500", "--batch-size", "16", "--gamma", "0.5"]

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -1328,8 +1329,20 @@ def skip_without(device: str) -> None:
         pytest.skip("needs a GPU")
 
 
+def cases() -> list:
+    """All edits; of the many to one file with one outcome, every second one beyond the first ten is slow."""
+    params, seen = [], Counter()
+    for case in EDITS:
+        kind = case.file, case.outcome
+        seen[kind] += 1
+        is_slow = seen[kind] > 10 and seen[kind] % 2 == 0
+        name = f"{case.file}: {case.name}"
+        params.append(pytest.param(case, id=name, marks=pytest.mark.slow if is_slow else ()))
+    return params
+
+
 @devices
-@pytest.mark.parametrize("case", EDITS, ids=lambda case: f"{case.file}: {case.name}")
+@pytest.mark.parametrize("case", cases())
 def test_edited_file_trains_what_its_text_says(case, device, tmp_path, tmp_path_factory, monkeypatch):
     skip_without(device)
     script = tmp_path / f"{case.file}.py"

@@ -207,6 +207,7 @@ def test_model_loads_as_one_of_the_parent(trained):
     assert actions[0] == actions[1]
 
 
+@pytest.mark.slow
 def test_replayed_policy_gives_the_same_numbers_in_all_processes(runner, trained):
     result = runner.run(*RUN, "--total-timesteps", "384", "--accelerate", "on")
     assert "as written" not in result.stderr  # the policy is replayed, and of the update nothing is asked
@@ -229,7 +230,9 @@ def test_run_with_a_killed_rank_ends_and_resumes_to_the_same_numbers(runner, tra
     assert_same_run(trained[0], checkpoint.parent)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "sigterm"])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM], ids=["ctrl_c", "sigterm"]
+)
 def test_run_that_is_asked_to_stop_saves_the_state_of_all_processes_and_says_how_to_go_on(runner, number):
     process = runner.start(*RUN, "--total-timesteps", "38400", start_new_session=True)
     checkpoint = runner.wait_for("runs/*/checkpoint.pt", process)

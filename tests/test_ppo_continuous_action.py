@@ -300,7 +300,7 @@ def resume_after_kill(runner: Runner, *flags) -> Path:
     "env_id",
     [
         pytest.param("Hopper-v4", marks=needs_mujoco),
-        pytest.param("dm_control/point_mass-hard-v0", marks=needs_dm_control),
+        pytest.param("dm_control/point_mass-hard-v0", marks=[needs_dm_control, pytest.mark.slow]),
     ],
 )
 def test_resumed_run_equals_one_that_never_stopped(runner, env_id):

@@ -205,7 +205,9 @@ def start_program(folder: Path, pause: float = 0.1, storage: str = "", trials: i
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how", [*(pytest.param(x, marks=pytest.mark.slow) for x in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL]
+)
 def test_a_stopped_search_leaves_no_processes_and_continues_where_it_was(folder, how):
     process = start_program(folder)
     wait_until(lambda: (folder / "calls.txt").exists() and len(calls(folder, "end")) >= 2)
