@@ -626,7 +626,7 @@ def test_same_seed_gives_the_same_run_and_another_does_not(monkeypatch, tmp_path
     assert any((first[key] != other[key]).any() for key in first)
 
 
-@pytest.mark.parametrize("name, num_envs", [("ddpg", 1), ("td3", 3), ("sac", 1)])
+@pytest.mark.parametrize("name, num_envs", [pytest.param("ddpg", 1, marks=pytest.mark.slow), ("td3", 3), ("sac", 1)])
 def test_killed_and_resumed_run_equals_one_that_never_stopped(runner, name, num_envs):
     flags = [
         *PENDULUM,
