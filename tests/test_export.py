@@ -31,6 +31,10 @@ def make_run(folder: Path, name: str, env_id: str | None = None, metadata: dict 
         pytest.importorskip("ale_py", reason="the extra atari is not installed")
     if "envpool" in name:
         pytest.importorskip("envpool", reason="the extra envpool is not installed")
+    if "procgen" in name:
+        pytest.importorskip("envpool", reason="the extra procgen is not installed")
+    if "trxl" in name:
+        pytest.importorskip("minigrid", reason="the extra memory is not installed")
     if "pettingzoo" in name:
         pytest.importorskip("multi_agent_ale_py", reason="the extra pettingzoo is not installed")
     if env_id is None:
@@ -38,13 +42,18 @@ def make_run(folder: Path, name: str, env_id: str | None = None, metadata: dict 
         env_id = "Breakout-v5" if "envpool" in name else "BreakoutNoFrameskip-v4" if "atari" in name else env_id
         env_id = "Taxi-v4" if "mask" in name else env_id
         env_id = "pong_v3" if "pettingzoo" in name else env_id
+        env_id = "starpilot" if "procgen" in name else env_id
+        env_id = "MiniGrid-MemoryS7-v0" if "trxl" in name else env_id
     algorithm = importlib.import_module(f"cleanrl.{name}")
     envs = algorithm.make_envs(env_id, 1, False, "")
-    torch.manual_seed(0)
+    torch.manual_seed(2 if "pettingzoo" in name else 0)
     kinds = [("Actor", "actor."), ("Agent", ""), ("QNetwork", "")]
     kind, prefix = next((kind, prefix) for kind, prefix in kinds if hasattr(algorithm, kind))
-    atoms = [torch.linspace(-1, 1, algorithm.Args().n_atoms)] if "c51" in name else []
-    state = getattr(algorithm, kind)(envs, *atoms).state_dict()
+    further = [torch.linspace(-1, 1, algorithm.Args().n_atoms)] if hasattr(algorithm.Args, "n_atoms") else []
+    if name == "ppo_trxl":  # small, and its model file says how small
+        further = [algorithm.Args(env_id=env_id, trxl_dim=32, trxl_num_layers=2, trxl_memory_length=8)]
+        metadata = (metadata or {}) | {"args": json.dumps(vars(further[0])), "global_step": "0"}
+    state = getattr(algorithm, kind)(envs, *further).state_dict()
     envs.close()
     for key, x in state.items():
         if "weight" in key:  # large, so that what it does depends on what it sees
@@ -74,21 +83,24 @@ def test_the_exported_policy_acts_like_the_original(name, tmp_path):
     policy = algorithm.load_policy(model_path, envs)
     space = getattr(envs, "single_observation_space", None) or envs.observation_space
     rng, seen = np.random.default_rng(1), []
-    feed = {x.name: np.zeros([2 if size == "batch" else size for size in x.shape], np.float32)
+    kinds = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(uint8)": np.uint8}
+    feed = {x.name: np.zeros([2 if size == "batch" else size for size in x.shape], kinds[x.type])
             for x in session.get_inputs()}  # fmt: skip
     names = [x.name for x in session.get_outputs()]
     for _ in range(20):
-        if space.dtype == np.uint8:  # coarse patterns: noise looks all the same
+        if space.dtype == np.uint8 and len(space.shape) == 1:
+            obs = rng.integers(0, 10, (2, *space.shape), dtype=np.uint8)
+        elif space.dtype == np.uint8:  # coarse patterns: noise looks all the same
             coarse = rng.integers(0, 256, (2, space.shape[0], 3, 3), dtype=np.uint8)
-            obs = coarse.repeat(28, axis=2).repeat(28, axis=3)
+            obs = coarse.repeat(28, axis=2).repeat(28, axis=3)[:, :, : space.shape[1], : space.shape[2]]
         else:
             obs = rng.normal(size=(2, *space.shape)).astype(np.float32 if space.dtype.kind == "f" else space.dtype)
         outcome = dict(zip(names, session.run(None, feed | {"obs": obs}), strict=True))
         expected = policy(obs)
         np.testing.assert_allclose(outcome["action"], expected, rtol=1e-5, atol=1e-5)
         seen.append(expected)
-        if "next_state" in outcome:  # a memory goes on
-            feed["state"] = outcome["next_state"]
+        memories = [name for name in names if name.startswith("next_")]
+        feed |= {name.removeprefix("next_"): outcome[name] for name in memories}  # they go on
     envs.close()
     assert len(np.unique(np.concatenate(seen), axis=0)) > 1, "a policy that always does the same proves nothing"
 
