@@ -32,7 +32,7 @@ def make_run(folder: Path, name: str, env_id: str | None = None, metadata: dict 
     if "envpool" in name:
         pytest.importorskip("envpool", reason="the extra envpool is not installed")
     if "procgen" in name:
-        pytest.importorskip("envpool", reason="the extra procgen is not installed")
+        pytest.importorskip("envpool.procgen.procgen_envpool", reason="needs libqt5gui5", exc_type=ImportError)
     if "trxl" in name:
         pytest.importorskip("minigrid", reason="the extra memory is not installed")
     if "pettingzoo" in name:

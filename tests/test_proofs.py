@@ -26,6 +26,10 @@ def skip_without_packages(script: Path) -> None:
         packages = ["ale_py", "cv2", "stable_baselines3"]
     if "envpool" in script.stem:
         packages = ["envpool"]
+    if "trxl" in script.stem:
+        packages = ["minigrid"]
+    if "procgen" in script.stem:
+        pytest.importorskip("envpool.procgen.procgen_envpool", reason="needs libqt5gui5", exc_type=ImportError)
     if "pettingzoo" in script.stem:
         packages = ["ale_py", "cv2", "pettingzoo", "multi_agent_ale_py"]
     if "continuous" in script.stem:
