@@ -79,7 +79,8 @@ def advice(env_id: str, error: Exception) -> str | None:
         return "no game of PettingZoo's Atari; those have ids like pong_v3. Games of one player are for ppo_atari.py"
     missing = re.search(r"No module named '(\w+)", text) or re.search(r"gymnasium\[([\w-]+)\]", text)
     if missing and missing[1] in EXTRAS:  # another module is the user's own
-        return f'its extra is not installed: pip install "cleanrl[{EXTRAS[missing[1]]}]"'
+        extra = "pettingzoo" if is_mentioned_by_script("import pettingzoo") else EXTRAS[missing[1]]
+        return f'its extra is not installed: pip install "cleanrl[{extra}]"'
     if missing and missing[1] == "memory_gym":  # in no extra: it asks for versions of other packages from years ago
         return "its package is not installed: pip install --no-deps memory-gym==1.0.2"
     if missing and missing[0].startswith("gymnasium["):

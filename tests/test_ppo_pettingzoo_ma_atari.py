@@ -464,7 +464,7 @@ def test_mistake_gets_one_clear_line_and_leaves_nothing_on_disk(runner, flags, w
     assert not list(runner.folder.iterdir())
 
 
-@pytest.mark.parametrize("module", ["pettingzoo", "multi_agent_ale_py"])
+@pytest.mark.parametrize("module", ["ale_py", "pettingzoo", "multi_agent_ale_py"])
 def test_missing_extra_is_named(runner, module):
     result = runner.run(SCRIPT, modules=MODULES / f"without_{module}", check=False)
     assert result.returncode == 1 and len(result.stderr.splitlines()) == 1, result.stderr
