@@ -37,11 +37,14 @@ class Zygote:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
         self.process = subprocess.Popen([sys.executable, ROOT / "tests" / "zygote.py"], **pipes)
 
-    def run(self, command: list[str], folder: Path, modules: Path | None) -> subprocess.CompletedProcess:
+    def run(self, command: list[str], folder: Path, modules: Path | None, gpu: bool) -> subprocess.CompletedProcess:
         with tempfile.NamedTemporaryFile() as stdout, tempfile.NamedTemporaryFile() as stderr:
             request = {"command": command, "cwd": str(folder), "stdout": stdout.name, "stderr": stderr.name}
-            request["environment"] = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
+            kept = ENVIRONMENT.keys() | {"PYTHONPATH"}  # what the zygote has from its own start
+            request["environment"] = {name: value for name, value in os.environ.items() if name not in kept}
             request["environment"] |= {"PYTHONPATH": str(modules)} if modules else {}
+            if gpu:
+                request["environment"]["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
             print(json.dumps(request), file=self.process.stdin, flush=True)
             pid = int(self.process.stdout.readline())
             timer = threading.Timer(500, os.kill, (pid, signal.SIGKILL))
@@ -72,13 +75,15 @@ class Runner:
         settings |= {"cwd": self.folder, "env": environment, "preexec_fn": heed_interrupts}
         return subprocess.Popen([sys.executable, *map(str, command)], **settings)
 
-    def run(self, *command, modules: Path | None = None, check: bool = True) -> subprocess.CompletedProcess:
+    def run(
+        self, *command, modules: Path | None = None, check: bool = True, gpu: bool = False
+    ) -> subprocess.CompletedProcess:
         if "--compile" in command:  # whose threads do not survive a fork
             process = self.start(*command, modules=modules)
             stdout, stderr = process.communicate(timeout=500)
             result = subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
         else:
-            result = zygote().run([str(word) for word in command], self.folder, modules)
+            result = zygote().run([str(word) for word in command], self.folder, modules, gpu)
         assert not check or result.returncode == 0, result.stdout + result.stderr
         return result
 

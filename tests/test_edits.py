@@ -5,9 +5,6 @@ it gives the same bits as well, or the audit stops it in one line. The table say
 """
 
 import json
-import os
-import subprocess
-import sys
 import textwrap
 from collections import Counter
 from dataclasses import dataclass
@@ -1271,24 +1268,21 @@ class Result:
 
 def train(script: Path, flags: str, accelerate: str, device: str, folder: Path) -> Result:
     folder.mkdir()
-    command = [script, *flags.split(), "--accelerate", accelerate]
-    if device == "cpu":
-        result = Runner(folder).run(*command, "--no-cuda", check=False)
-    else:
-        words = [sys.executable, *map(str, command)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        result = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
+    flag = "--cuda" if device == "cuda" else "--no-cuda"
+    command = [script, *flags.split(), "--accelerate", accelerate, flag]
+    result = Runner(folder).run(*command, check=False, gpu=device == "cuda")
     report = folder / "replayed.json"
     replayed = json.loads(report.read_text()) if report.exists() else {}
-    return Result(result.returncode, result.stderr, checkpoint_leaves(folder), replayed)
+    return Result(result.returncode, result.stderr, checkpoint_leaves(folder, device), replayed)
 
 
-def checkpoint_leaves(folder: Path) -> list:
+def checkpoint_leaves(folder: Path, device: str) -> list:
     """The tensors, arrays and numbers of the last checkpoint, without the arguments, of which one differs."""
     path = next(folder.glob("runs/*/checkpoint.pt"), None)
     if path is None:
         return []
     checkpoint = torch.load(path, weights_only=False, map_location="cpu")
+    assert bool(checkpoint["cuda_random"]) == (device == "cuda")  # it did run there
     del checkpoint["args"], checkpoint["envs"]
     leaves = tree_flatten(checkpoint)[0]
     return [x.detach().numpy() if isinstance(x, torch.Tensor) else x for x in leaves]
