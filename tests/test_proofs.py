@@ -100,7 +100,7 @@ def test_compiled_training_on_a_gpu_runs_to_its_end(script, tmp_path):
         pytest.skip("needs a GPU")
     command = [sys.executable, str(script), *proofs.short_flags(script), "--compile"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=580)
-    if script.stem == "ppo_atari_lstm":  # which refuses: Dynamo would unroll its loop over the steps
+    if script.stem.endswith("_lstm"):  # which refuses: Dynamo would unroll its loop over the steps
         assert result.returncode == 1 and "--compile" in result.stderr
         return
     assert result.returncode == 0, result.stderr

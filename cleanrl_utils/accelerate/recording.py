@@ -221,7 +221,8 @@ def try_on_copies(call: Callable, args: tuple, kwargs: dict, has_results: bool) 
     """What a call returns and makes of its arguments, to be compared; nothing if it does not take them."""
     args, kwargs = map_leaves(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, (args, kwargs))
     given = tensors_in((args, kwargs))
-    with torch.random.fork_rng(devices={x.device for x in given if x.is_cuda}):
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=gpus):
         try:
             results = call(*args, **kwargs)
         except Exception:  # mostly a TypeError
@@ -268,10 +269,12 @@ def record(
     """Call the function once, as it is written. Returns what it returned, and the recording.
 
     Whether it changes variables of Python is only asked of an edited script: of others it is proven that it does not.
-    A recording to be replayed `finds_fast` versions of its operations; one that is only compared does not need them.
+    A recording to be replayed `finds_fast` versions of its operations, but not on a GPU: there a graph launches them.
+    One that is only compared does not need them either.
     """
     input_tensors = tensors_in(inputs)
-    recorder = Recorder(input_tensors, finds_fast)
+    on_cpu = all(x.device.type == "cpu" for x in (*input_tensors, *named_tensors(state).values()))
+    recorder = Recorder(input_tensors, finds_fast and on_cpu)
     recording = recorder.recording
     if plain_function(function) is None:
         recorder.refuse("it is not a plain function")
