@@ -4,7 +4,7 @@ VENV ?= .venv
 # What the tests need beyond the core: extras of pyproject.toml, and Debian packages for those extras
 # (envpool: libegl1 libopengl0, its Procgen: libqt5gui5), a browser for the pages of rlops, a database for the tuner, a
 # scheduler for the benchmark. Tests of what is missing are skipped.
-TEST_EXTRAS ?= test,mujoco,dm_control,atari,envpool,procgen,memory,pettingzoo,ray,cloud
+TEST_EXTRAS ?= test,mujoco,dm_control,atari,envpool,procgen,memory,pettingzoo,jax,ray,cloud
 TEST_PACKAGES ?= libegl1 libopengl0 libqt5gui5 chromium chromium-driver postgresql slurmctld slurmd slurm-client munge
 # torch.compile (`--compile`) needs a C++ compiler and Python's headers, which Debian packs apart.
 HEADERS = import os, sys, sysconfig; found = os.path.exists(sysconfig.get_path("include") + "/Python.h"); \

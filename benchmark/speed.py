@@ -10,8 +10,8 @@ environment, observations and rewards normalized); dqn (CartPole-v1); ddpg, td3 
 step). The contestants take turns of a second: all but one are stopped (SIGSTOP), so that a busy minute of the machine
 hits them alike. Speed is read from the times of each contestant's own TensorBoard events, its own turns counted alone,
 between `--warm-up` steps (start-up and compilation are over, learning has begun) and the end. Our files run with their
-defaults, with `--accelerate off` (line by line, as written) and with `--compile`. Reported: the median over rounds, and
-its ratio to Stable-Baselines3's.
+defaults, with `--accelerate off` (line by line, as written) and with `--compile`; their twins in JAX run beside them.
+Reported: the median over rounds, and its ratio to Stable-Baselines3's.
 """
 
 import csv
@@ -99,7 +99,9 @@ PEERS = {"stable-baselines3": ("stable_baselines3", {"clip_range_vf": 0.2}), "sb
 
 
 def contestants(task: str) -> list[str]:
-    return [*PEERS, SCRIPTS[task], f"{SCRIPTS[task]} --accelerate off", f"{SCRIPTS[task]} --compile"]
+    script = SCRIPTS[task]
+    twins = [path.name for path in (ROOT / "cleanrl").glob(script.replace(".py", "_jax.py"))]
+    return [*PEERS, script, f"{script} --accelerate off", f"{script} --compile", *twins]
 
 
 def train(name: str, task: str, steps: int, folder: Path) -> list[str]:

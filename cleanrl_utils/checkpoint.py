@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from cleanrl_utils import provenance, ranks, stop
+from cleanrl_utils import jax_trees, provenance, ranks, stop
 from cleanrl_utils.commands import resume_command
 from cleanrl_utils.lock import unlock
 from cleanrl_utils.snapshot import take_snapshot
@@ -106,6 +106,8 @@ def saved_form(name: str, value: Any) -> Any:
     """What a checkpoint holds of a value in the state."""
     if name == "envs":
         return take_snapshot(value)
+    if jax_trees.is_tree(value):
+        return jax_trees.to_numpy(value)
     if hasattr(value, "state_dict"):
         value = value.state_dict()
     return compact(value)
@@ -134,6 +136,8 @@ def find_broken(state: dict, saved: dict) -> str | None:
             broken = broken or find_tensor(name, dict(value.named_buffers()), has_nan)
         elif isinstance(value, torch.optim.Optimizer):
             broken = find_tensor(name, saved[name]["state"], is_not_finite)
+        elif jax_trees.is_tree(value):
+            broken = find_tensor(name, saved[name], is_not_finite)
         elif name != "envs":
             broken = find_tensor(name, saved[name], has_nan)
         else:

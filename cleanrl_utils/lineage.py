@@ -46,6 +46,7 @@ FAMILY = {
     "rpo_continuous_action.py": ("ppo_continuous_action.py", 6),
     "dqn.py": ("none", 350),
     "dqn_atari.py": ("dqn.py", 55),
+    "dqn_jax.py": ("dqn.py", 96),
     "c51.py": ("dqn.py", 55),
     "c51_atari.py": ("c51.py", 55),
     "ddpg_continuous_action.py": ("none", 360),
@@ -111,6 +112,11 @@ def draw_tree(family: Family) -> Iterator[str]:
 Problems = Iterator[tuple[int, str]]  # line number, message
 
 
+def uses_jax(source: Source) -> bool:
+    """Whether the file is written in JAX: it has other common flags, and is compiled, not recorded and replayed."""
+    return re.search(r"^\s+import jax$", source.text, re.MULTILINE) is not None
+
+
 def check(family: Family) -> list[str]:
     problems: list[tuple[str, int, str]] = []
     for name, source in family.items():
@@ -147,9 +153,12 @@ def check_place(family: Family, source: Source) -> Problems:
 
 
 def check_args(family: Family, source: Source) -> Problems:
-    """The common block of Args is the parent's; a root's is the first root's."""
-    first_root = next((name for name in family if family[name].parent == "none"), source.name)
-    model = family.get(source.parent, family[first_root])
+    """The common block of Args is the parent's; a root's is the first root's. Files in JAX have one of their own."""
+    if uses_jax(source):
+        relatives = [name for name in family if uses_jax(family[name])]
+    else:
+        relatives = [source.parent, *(name for name in family if family[name].parent == "none"), source.name]
+    model = next(family[name] for name in relatives if name in family)
     ours, theirs = ARGS.search(source.text), ARGS.search(model.text)
     if not ours:
         yield 1, "class Args has no common block: end it with the line `    # Algorithm specific arguments`"
@@ -270,7 +279,7 @@ def without_proof(family: Family) -> list[str]:
         from cleanrl_utils.accelerate import proofs
     except ImportError:  # no PyTorch, as where only the rules are checked: nothing can be said about proofs
         return []
-    return proofs.missing([source.path for source in family.values()])
+    return proofs.missing([source.path for source in family.values() if not uses_jax(source)])
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -306,7 +315,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"without a proof, so run as written: {', '.join(unproven)} (see `lineage prove`)")
         return 1 if problems else 0
     elif args.command == "prove":
-        return prove([find(family, name) for name in args.files] or list(family.values()))
+        return prove([find(family, name) for name in args.files] or [x for x in family.values() if not uses_jax(x)])
     elif args.command == "propagate":
         source = find(family, args.file)
         if family.get(source.name) != source:

@@ -1,5 +1,6 @@
 """Where a replay buffer has room: on the GPU, else in the memory of the machine, else nowhere."""
 
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -22,16 +23,22 @@ def place_buffer(
 ) -> Any:
     """The replay buffer `buffer_class(size, *arguments, device)`; if its tensors do not fit there, on the CPU.
 
-    The device is given by its name or as the last argument. If the buffer fits nowhere, the program ends with a line
-    that says what would fit; `flag` is the one that sets the size. `beside` is a buffer that the script made before: it
-    will fill memory of the machine that still counts as free. Two small ones, of `trial` and twice as many rows, tell
-    how large a row is.
+    The device is given by its name or as the last argument; a class that takes none stays in the machine's memory. If
+    the buffer fits nowhere, the program ends with a line that says what would fit; `flag` is the one that sets its size.
+    `beside` is a buffer that the script made before: it will fill memory of the machine that still counts as free. Two
+    small ones, of `trial` and twice as many rows, tell how large a row is.
     """
-    shape = arguments
-    if device is None:
+    shape, cpu = arguments, torch.device("cpu")
+    takes_device = "device" in inspect.signature(buffer_class).parameters
+    if not takes_device:
+        device = cpu
+    elif device is None:
         shape, device = arguments[:-1], arguments[-1]
-    cpu = torch.device("cpu")
-    small, large = buffer_class(trial, *shape, cpu), buffer_class(2 * trial, *shape, cpu)
+
+    def make(rows: int, device: torch.device) -> Any:
+        return buffer_class(rows, *shape, device) if takes_device else buffer_class(rows, *shape)
+
+    small, large = make(trial, cpu), make(2 * trial, cpu)
 
     def estimate(rows: int, kinds: tuple) -> float:
         """The bytes of a buffer of so many rows, in values of these kinds."""
@@ -53,7 +60,7 @@ def place_buffer(
             f"{flag} {size} takes {need / 1e9:.1f} GB, {max(free, 0) / 1e9:.1f} GB of memory are free{left}; "
             f"at most {most} fit"
         )
-    return buffer_class(size, *shape, device)
+    return make(size, device)
 
 
 def num_bytes(buffer: Any, kinds: tuple) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cleanrl_utils import ranks
+from cleanrl_utils import jax_trees, ranks
 from cleanrl_utils.checkpoint import OURS
 from cleanrl_utils.snapshot import reset_with_fresh_seeds, restore_snapshot
 
@@ -73,6 +73,8 @@ def put_back(value: Any, saved: Any, keep_rates: bool) -> Any:
         load_optimizer(value, saved, keep_rates)
     elif hasattr(value, "load_state_dict"):
         value.load_state_dict(saved)
+    elif jax_trees.is_tree(value):
+        return jax_trees.from_numpy(value, saved)
     elif isinstance(value, torch.Tensor) and isinstance(saved, torch.Tensor):
         if value.shape != saved.shape:
             raise ValueError(f"its shape was {tuple(saved.shape)} and is {tuple(value.shape)} now")

@@ -1,0 +1,206 @@
+"""dqn_jax.py: it computes what dqn.py computes, and learns, resumes and refuses mistakes like it."""
+
+import dataclasses
+import importlib.util
+import runpy
+import signal
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, assert_same_run, curves
+
+if not importlib.util.find_spec("flax"):
+    pytest.skip("the extra jax is not installed", allow_module_level=True)
+
+import jax
+
+from cleanrl import dqn, dqn_jax
+
+DQN = ROOT / "cleanrl" / "dqn_jax.py"
+SHORT = ["--no-cuda", "--total-timesteps", "1200", "--learning-starts", "200", "--buffer-size", "500"]
+
+
+def twin_of(params) -> dqn.QNetwork:
+    """The network of dqn.py with the weights of this one."""
+    envs = dqn.make_envs("CartPole-v1", 1, False, "")
+    network = dqn.QNetwork(envs)
+    for name, layer in params["params"].items():
+        getattr(network, name).weight.data = torch.tensor(np.array(layer["kernel"]).T)
+        getattr(network, name).bias.data = torch.tensor(np.array(layer["bias"]))
+    return network
+
+
+def make_minibatch(rng, size=64):
+    """Arrays of a minibatch, of float32, as both buffers give them."""
+    obs, next_obs = rng.standard_normal((2, size, 4))
+    columns = [
+        obs,
+        next_obs,
+        rng.integers(0, 2, (size, 1)),
+        rng.standard_normal((size, 1)),
+        rng.random((size, 1)) < 0.3,
+    ]
+    return [x.astype(np.float32) for x in columns]
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path):
+    """Train in this process; returns the variables of the script."""
+
+    def train(*flags) -> dict:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [str(DQN), *map(str, flags)])
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        return runpy.run_path(str(DQN), run_name="__main__")
+
+    return train
+
+
+def test_loss_and_gradients_are_those_of_the_twin_in_pytorch():
+    minibatch = make_minibatch(np.random.default_rng(1))
+    obs, next_obs, *outcomes = minibatch
+    network = dqn_jax.QNetwork(2)
+    params, target_params = (network.init(jax.random.key(seed), obs) for seed in (1, 2))
+
+    def loss_of(params):
+        return dqn_jax.dqn_loss(network.apply(params, obs), network.apply(target_params, next_obs), *outcomes, 0.9)
+
+    (loss, stats), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+    twin, target_twin = twin_of(params), twin_of(target_params)
+    obs, next_obs, *outcomes = map(torch.from_numpy, minibatch)
+    with torch.no_grad():
+        next_q_values = target_twin(next_obs)
+    twin_loss, twin_stats = dqn.dqn_loss(twin(obs), next_q_values, *outcomes, 0.9)
+    twin_loss.backward()
+    assert float(loss) == pytest.approx(twin_loss.item(), rel=1e-5)
+    assert {name: float(x) for name, x in stats.items()} == pytest.approx(
+        {name: x.item() for name, x in twin_stats.items()}, rel=1e-5
+    )
+    for name, layer in gradients["params"].items():
+        np.testing.assert_allclose(layer["kernel"].T, getattr(twin, name).weight.grad, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(layer["bias"], getattr(twin, name).bias.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_updates_of_the_script_end_where_those_of_the_twin_end(script):
+    """Adam, its epsilon and the target network included."""
+    variables = script(*SHORT, "--target-network-frequency", 1200)
+    state = variables["train_state"]
+    state = state._replace(optimizer_state=variables["optimizer"].init(state.params))
+    twin, target_twin = twin_of(state.params), twin_of(state.target_params)
+    optimizer = torch.optim.Adam(twin.parameters(), 2.5e-4)
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        minibatch = make_minibatch(rng)
+        state, _ = variables["update"](state, *minibatch)
+        obs, next_obs, *outcomes = map(torch.from_numpy, minibatch)
+        with torch.no_grad():
+            next_q_values = target_twin(next_obs)
+        optimizer.zero_grad()
+        dqn.dqn_loss(twin(obs), next_q_values, *outcomes, 0.99)[0].backward()
+        optimizer.step()
+    for name, layer in state.params["params"].items():
+        np.testing.assert_allclose(layer["kernel"].T, getattr(twin, name).weight.detach(), rtol=1e-3, atol=2e-5)
+    state = variables["update_target"](state)  # with tau = 1
+    assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), state.params, state.target_params))
+
+
+def test_target_network_moves_by_the_share_tau(script):
+    variables = script(*SHORT, "--tau", 0.25, "--target-network-frequency", 1100)
+    state = variables["train_state"]
+    expected = jax.tree.map(lambda x, y: 0.25 * x + 0.75 * y, state.params, state.target_params)
+    moved = variables["update_target"](state).target_params
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), moved, expected)
+
+
+def test_buffer_is_that_of_the_twin():
+    rng = np.random.default_rng(3)
+    ours, theirs = dqn_jax.ReplayBuffer(20, 4, 1), dqn.ReplayBuffer(20, 4, 1, torch.device("cpu"))
+    for _ in range(17):
+        obs, next_obs = rng.standard_normal((2, 3, 4))
+        row = obs, next_obs, rng.integers(0, 2, 3), rng.standard_normal(3), rng.random(3) < 0.3
+        ours.add(*row)
+        theirs.add(*row)
+    assert (ours.rows == theirs.rows).all() and ours.num_added == theirs.num_added
+    rows = {tuple(row) for row in ours.rows.astype(np.float32)}
+    assert {tuple(row) for row in np.concatenate(ours.sample(500), axis=1)} == rows
+    restored = dqn_jax.ReplayBuffer(20, 4, 1)
+    restored.load_state_dict(ours.state_dict())
+    assert (restored.rows == ours.rows).all() and restored.num_added == ours.num_added
+
+
+def test_metrics_and_model(runner):
+    run_dir = runner.train(*SHORT, "--save-model", script=DQN)
+    logged = curves(run_dir)
+    names = {"charts/episodic_return", "charts/episodic_length", "charts/SPS", "losses/td_loss", "losses/q_values"}
+    assert logged.keys() == names | {"eval/episodic_return"}
+    assert [step for step, _ in logged["losses/td_loss"]] == list(range(300, 1201, 100))
+    before = [value for _, value in logged["eval/episodic_return"]]
+    again = runner.run("-m", "cleanrl_utils.evaluate", run_dir, "--seed", 1)
+    assert "10 episodes" in again.stdout and len(before) == 10
+
+
+def test_saved_policy_is_the_greedy_one(runner):
+    run_dir = runner.train(*SHORT, "--save-model", script=DQN)
+    envs = dqn_jax.make_envs("CartPole-v1", 1, False, "")
+    policy = dqn_jax.load_policy(run_dir / "dqn_jax.safetensors", envs)
+    obs = np.random.default_rng(4).standard_normal((50, 4))
+    params = dqn_jax.unflatten_dict(dqn_jax.load_file(run_dir / "dqn_jax.safetensors"), sep=".")
+    with torch.no_grad():
+        expected = twin_of(params)(torch.tensor(obs, dtype=torch.float32)).argmax(-1)
+    assert (policy(obs) == expected.numpy()).all()
+
+
+@pytest.mark.parametrize("num_envs", ["1", "3"])
+def test_killed_and_resumed_run_equals_one_that_never_stopped(runner, num_envs):
+    flags = [*SHORT, "--num-envs", num_envs, "--total-timesteps", "6000"]
+    flags += ["--checkpoint-frequency", "500", "--save-model"]
+    never_stopped = runner.train(*flags, script=DQN)
+    process = runner.start(DQN, *flags, "--exp-name", "killed")
+    checkpoint = runner.wait_for("runs/*killed*/checkpoint.pt", process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert torch.load(checkpoint, weights_only=False)["global_step"] < 6000
+    runner.run(DQN, "--resume", checkpoint.parent)
+    assert_same_run(never_stopped, checkpoint.parent)
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--env-id", "Pendulum-v1"], ["Box", "continuous"]),
+        (["--total-timesteps", "10000"], ["--learning-starts 10000"]),
+        (["--buffer-size", "10000000000000"], ["--buffer-size", "fit"]),
+    ],
+)
+def test_mistake_gets_one_clear_line_and_leaves_nothing_on_disk(runner, flags, words):
+    result = runner.run(DQN, *flags, check=False)
+    assert result.returncode != 0
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert all(word in result.stderr for word in words), result.stderr
+    assert not list(runner.folder.iterdir())
+
+
+def test_missing_jax_and_missing_platform_are_named(runner, monkeypatch):
+    (runner.folder / "jax.py").write_text("raise ImportError(\"No module named 'jax'\")")
+    result = runner.run(DQN, modules=runner.folder, check=False)
+    assert result.returncode == 1 and 'pip install "cleanrl[jax]"' in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    (runner.folder / "jax.py").unlink()
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+    result = runner.run(DQN, *SHORT[1:], check=False)
+    assert result.returncode == 1 and "tpu" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+
+
+def test_every_flag_is_used():
+    source = "".join(path.read_text() for path in (DQN, *(ROOT / "cleanrl_utils").rglob("*.py")))
+    for field in dataclasses.fields(dqn_jax.Args):
+        assert f"args.{field.name}" in source, field.name
+
+
+def test_cartpole_is_learned(runner):
+    run_dir = runner.train("--no-cuda", "--total-timesteps", "60000", script=DQN)
+    returns = [value for _, value in curves(run_dir)["charts/episodic_return"]]
+    assert np.mean(returns[-50:]) > 120, np.mean(returns[-50:])
