@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The runs behind the scores of ppo_continuous_action.py and rpo_continuous_action.py: 15 trainings on the CPU, as many at
-# a time as there are cores. The result files in git came from a machine with 16 cores and PyTorch 2.11.
+# a time as there are cores. The result files in git came from a machine with two cores.
 # The same command again skips what is finished and resumes what was interrupted.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -5,25 +5,22 @@ random generators. It is written aside and renamed into place, so that a kill at
 """
 
 import os
-import random
 import sys
 import time
-import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.tensorboard import SummaryWriter
 
-from cleanrl_utils import jax_trees, provenance, ranks, stop
+from cleanrl_utils import backend, jax_trees, provenance, ranks, stop
+from cleanrl_utils.backend import is_tensor
 from cleanrl_utils.commands import resume_command
 from cleanrl_utils.lock import unlock
 from cleanrl_utils.snapshot import take_snapshot
 
 MINUTES = 10  # at most so much work is lost when a run is killed
-OURS = {"script", "args", "random", "numpy_random", "torch_random", "cuda_random"}  # what is not the script's state
+OURS = {"script", "args", *backend.RANDOM_STATES}  # what is not the script's state
 last_saved = time.monotonic()
 
 
@@ -57,7 +54,7 @@ def checkpoint_due(args: Any, global_step: int, steps: int) -> bool:
 # Save
 
 
-def save_checkpoint(run_dir: str, args: Any, script: str, writer: SummaryWriter | None, state: dict) -> None:
+def save_checkpoint(run_dir: str, args: Any, script: str, writer: Any, state: dict) -> None:
     """Save the state whole. If the run was asked to stop, it ends here.
 
     With several processes all of them call this, as all of them end here; the first one alone writes.
@@ -67,6 +64,28 @@ def save_checkpoint(run_dir: str, args: Any, script: str, writer: SummaryWriter 
             sys.exit()  # with success: torchrun then leaves the first process the time to save
         start_clock()
         return
+    save_state(run_dir, args, script, writer, state)
+    start_clock()
+    if stop.requested:
+        unlock(run_dir)
+        end(state["global_step"], resume_command(run_dir, script))
+
+
+def save_checkpoints(run_dirs: list[str], run_args: list, script: str, writers: list, states: list[dict]) -> None:
+    """Save the runs of the seeds that one program trains side by side. If it was asked to stop, it ends here."""
+    for run_dir, args, writer, state in zip(run_dirs, run_args, writers, states, strict=True):
+        save_state(run_dir, args, script, writer, state)
+    start_clock()
+    if stop.requested:
+        for run_dir in run_dirs:
+            unlock(run_dir)
+        command = resume_command(run_dirs[0], script)
+        if len(run_dirs) > 1:
+            command += f" --num-seeds {len(run_dirs)}"
+        end(states[0]["global_step"], command)
+
+
+def save_state(run_dir: str, args: Any, script: str, writer: Any, state: dict) -> None:
     global_step = state["global_step"]
     saved = {name: saved_form(name, value) for name, value in state.items()}
     broken = find_broken(state, saved)
@@ -74,17 +93,13 @@ def save_checkpoint(run_dir: str, args: Any, script: str, writer: SummaryWriter 
         raise FloatingPointError(f"{broken} is not finite at global_step={global_step}")
     saved["script"] = Path(script).name
     saved["args"] = vars(args) | {"resume": None}
-    saved["random"] = random.getstate()
-    saved["numpy_random"] = np.random.get_state()
-    saved["torch_random"] = torch.get_rng_state()
-    saved["cuda_random"] = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    saved |= backend.random_states()
     writer.flush()  # the curve up to here is on disk before the checkpoint that continues it
     write(Path(run_dir), saved, global_step)
-    start_clock()
-    if stop.requested:
-        unlock(run_dir)
-        command = resume_command(run_dir, script)
-        stop.end(f"stopped by {stop.NAMES[stop.requested]}: step {global_step} is saved. Go on with: {command}")
+
+
+def end(global_step: int, command: str) -> None:
+    stop.end(f"stopped by {stop.NAMES[stop.requested]}: step {global_step} is saved. Go on with: {command}")
 
 
 def write(run_dir: Path, checkpoint: dict, global_step: int) -> None:
@@ -92,7 +107,7 @@ def write(run_dir: Path, checkpoint: dict, global_step: int) -> None:
     aside = run_dir / "checkpoint.tmp"
     try:
         with open(aside, "wb") as file:
-            save(checkpoint, file)
+            backend.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
         # Before the checkpoint is in place: if the run is killed in between, the model only seems too old
@@ -115,7 +130,7 @@ def saved_form(name: str, value: Any) -> Any:
 
 def compact(value: Any) -> Any:
     """The value without the rest of the memory that its tensors are views of, which would be saved as well."""
-    if isinstance(value, torch.Tensor):
+    if is_tensor(value):
         is_view = value.untyped_storage().nbytes() > value.nbytes
         return value.clone() if is_view else value
     if type(value) is dict:
@@ -130,11 +145,12 @@ def find_broken(state: dict, saved: dict) -> str | None:
 
     Parameters and what an optimizer knows are finite. Other tensors may be infinite, such as a mask, but never NaN.
     """
+    torch = backend.pytorch()
     for name, value in state.items():
-        if isinstance(value, torch.nn.Module):
+        if torch and isinstance(value, torch.nn.Module):
             broken = find_tensor(name, dict(value.named_parameters()), is_not_finite)
             broken = broken or find_tensor(name, dict(value.named_buffers()), has_nan)
-        elif isinstance(value, torch.optim.Optimizer):
+        elif torch and isinstance(value, torch.optim.Optimizer):
             broken = find_tensor(name, saved[name]["state"], is_not_finite)
         elif jax_trees.is_tree(value):
             broken = find_tensor(name, saved[name], is_not_finite)
@@ -147,21 +163,21 @@ def find_broken(state: dict, saved: dict) -> str | None:
     return None
 
 
-def is_not_finite(x: torch.Tensor) -> bool:
-    return not x.isfinite().all()
+def is_not_finite(x: Any) -> bool:
+    return not (x.isfinite() if is_tensor(x) else np.isfinite(x)).all()
 
 
-def has_nan(x: torch.Tensor) -> bool:
-    return bool(x.isnan().any())
+def has_nan(x: Any) -> bool:
+    return bool((x.isnan() if is_tensor(x) else np.isnan(x)).any())
 
 
 def find_tensor(name: str, value: Any, is_broken: Callable) -> str | None:
     """The name of the first tensor or array of floating point numbers for which `is_broken` holds."""
-    if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.floating):
-        value = torch.from_numpy(value.copy())  # PyTorch needs an array that is writable and contiguous
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        parts = value.detach().flatten().split(10_000_000)  # in parts, as a replay buffer is large
-        return name if any(is_broken(part) for part in parts) else None
+    is_array = isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.floating)
+    if is_array or (is_tensor(value) and value.is_floating_point()):
+        numbers = value.reshape(-1)
+        starts = range(0, len(numbers), 10_000_000)  # in parts, as a replay buffer is large
+        return name if any(is_broken(numbers[start : start + 10_000_000]) for start in starts) else None
     if isinstance(value, list | tuple):
         value = dict(enumerate(value))
     if isinstance(value, dict):
@@ -170,25 +186,6 @@ def find_tensor(name: str, value: Any, is_broken: Callable) -> str | None:
             if broken:
                 return broken
     return None
-
-
-def save(checkpoint: dict, file: BinaryIO) -> None:
-    """torch.save, which by itself turns a full disk into an error that does not say so."""
-    errors = []
-
-    def write(data: bytes) -> int:
-        try:
-            return file.write(data)
-        except OSError as error:
-            errors.append(error)
-            raise
-
-    try:
-        torch.save(checkpoint, types.SimpleNamespace(write=write, flush=file.flush))
-    except Exception as error:
-        raise (errors or [error])[0] from None
-    if errors:
-        raise errors[0]
 
 
 # How far
@@ -207,4 +204,4 @@ def last_step(run_dir: str | Path) -> int | None:
 
 def saved_step(run_dir: str | Path) -> int:
     """The step of the checkpoint itself, without reading the rest of it; it is a pickle, see `restore.load`."""
-    return torch.load(Path(run_dir, "checkpoint.pt"), weights_only=False, map_location="cpu", mmap=True)["global_step"]
+    return backend.load(Path(run_dir, "checkpoint.pt"))["global_step"]

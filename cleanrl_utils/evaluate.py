@@ -25,10 +25,10 @@ from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
-import torch
 import tyro
 from safetensors import SafetensorError, safe_open
 
+from cleanrl_utils import backend
 from cleanrl_utils.checkpoint import last_step
 from cleanrl_utils.snapshot import end_games, layers, stop_filming
 
@@ -205,17 +205,18 @@ def evaluate(
 
     Every environment gets its fixed share of the episodes: taking the first to finish would favour short ones.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or ("cuda" if backend.has_gpu() else "cpu")
     shares = [len(share) for share in np.array_split(range(episodes), min(episodes, 10))]
-    random_state, generator_state = random.getstate(), torch.get_rng_state()
+    random_states = backend.random_states()
     random.seed(seed)  # EnvPool's seed is drawn when it is made
     envs = make_envs(env_id, len(shares), video_dir is not None, str(video_dir))
-    random.setstate(random_state)
+    random.setstate(random_states["random"])
     if hasattr(envs, "recv"):
         games = envs = EnvPoolGames(envs, video_dir)
     else:
         games = GymnasiumGames(envs)
-    torch.manual_seed(seed)
+    if backend.pytorch():
+        backend.pytorch().manual_seed(seed)
     try:
         policy = load_policy(model_path, envs, device, deterministic)
     except (RuntimeError, SafetensorError) as error:  # a damaged file, or the tensors of another network
@@ -251,7 +252,7 @@ def evaluate(
             stop_filming(envs)
             films = []
     games.close()
-    torch.set_rng_state(generator_state)
+    backend.set_random_states(random_states)
     kept = [episode for result, share in zip(results, shares, strict=True) for episode in result[:share]]
     returns = [episodic_return for episodic_return, _ in kept]
     lengths = [length for _, length in kept]

@@ -64,6 +64,17 @@ FAMILY = {
     "pqn.py": ("ppo.py", 84),
     "pqn_atari_envpool.py": ("ppo_atari_envpool.py", 88),
     "pqn_atari_envpool_lstm.py": ("pqn_atari_envpool.py", 78),
+    "dqn_atari_jax.py": ("dqn_jax.py", 100),
+    "c51_jax.py": ("dqn_jax.py", 100),
+    "c51_atari_jax.py": ("c51_jax.py", 100),
+    "ddpg_continuous_action_jax.py": ("ddpg_continuous_action.py", 150),
+    "td3_continuous_action_jax.py": ("ddpg_continuous_action_jax.py", 100),
+    "sac_continuous_action_jax.py": ("td3_continuous_action_jax.py", 150),
+    "ppo_atari_envpool_xla_jax.py": ("ppo_atari_envpool.py", 300),
+    "ppo_atari_envpool_xla_jax_scan.py": ("ppo_atari_envpool_xla_jax.py", 100),
+    "qdagger_dqn_atari_jax_impalacnn.py": ("dqn_atari_jax.py", 250),
+    "ppo_jax.py": ("none", 450),
+    "ppo_continuous_action_mjx.py": ("ppo_jax.py", 250),
 }
 BUDGETS = {name: budget for name, (_, budget) in FAMILY.items()}
 MAX_WIDTH, MAX_DEPTH = 120, 5

@@ -3,11 +3,14 @@
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+
+from cleanrl_utils import backend
+from cleanrl_utils.backend import is_tensor
 
 GPU_SHARE = 0.8  # of the memory free on the GPU; the rest is for networks, graphs and libraries
 
@@ -16,7 +19,7 @@ def place_buffer(
     buffer_class: type,
     size: int,
     *arguments: Any,
-    device: torch.device | None = None,
+    device: Any = None,
     flag: str = "--buffer-size",
     beside: Any = None,
     trial: int = 1000,
@@ -24,33 +27,33 @@ def place_buffer(
     """The replay buffer `buffer_class(size, *arguments, device)`; if its tensors do not fit there, on the CPU.
 
     The device is given by its name or as the last argument; a class that takes none stays in the machine's memory. If
-    the buffer fits nowhere, the program ends with a line that says what would fit; `flag` is the one that sets its size.
+    the buffer fits nowhere, the program ends with a line that says what would fit; `flag` sets the size.
     `beside` is a buffer that the script made before: it will fill memory of the machine that still counts as free. Two
     small ones, of `trial` and twice as many rows, tell how large a row is.
     """
-    shape, cpu = arguments, torch.device("cpu")
+    shape = arguments
     takes_device = "device" in inspect.signature(buffer_class).parameters
-    if not takes_device:
-        device = cpu
-    elif device is None:
+    cpu = backend.pytorch().device("cpu") if takes_device else None
+    if takes_device and device is None:
         shape, device = arguments[:-1], arguments[-1]
 
-    def make(rows: int, device: torch.device) -> Any:
+    def make(rows: int, device: Any) -> Any:
         return buffer_class(rows, *shape, device) if takes_device else buffer_class(rows, *shape)
 
     small, large = make(trial, cpu), make(2 * trial, cpu)
 
-    def estimate(rows: int, kinds: tuple) -> float:
-        """The bytes of a buffer of so many rows, in values of these kinds."""
-        row = (num_bytes(large, kinds) - num_bytes(small, kinds)) / trial
-        return num_bytes(small, kinds) + (rows - trial) * row
+    def estimate(rows: int, counts: Callable) -> float:
+        """The bytes of a buffer of so many rows, in the values that count."""
+        row = (num_bytes(large, counts) - num_bytes(small, counts)) / trial
+        return num_bytes(small, counts) + (rows - trial) * row
 
-    on_device = estimate(size, (torch.Tensor,))
-    if device.type == "cuda" and on_device > GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
+    on_gpu = takes_device and device.type == "cuda"
+    on_device = estimate(size, is_tensor)
+    if on_gpu and on_device > GPU_SHARE * backend.pytorch().cuda.mem_get_info(device)[0]:
         print(f"the replay buffer ({on_device / 1e9:.1f} GB) does not fit on the GPU: it stays in the machine's memory")
-        device = cpu
-    in_machine = (np.ndarray,) if device.type == "cuda" else (np.ndarray, torch.Tensor)
-    promised = num_bytes_in_machine(beside) if beside else 0
+        device, on_gpu = cpu, False
+    in_machine = is_array if on_gpu else is_array_or_tensor
+    promised = num_bytes(beside, is_in_machine) if beside else 0
     need, free = estimate(size, in_machine), free_memory() - promised
     if need > free:
         row = estimate(1, in_machine) - estimate(0, in_machine)
@@ -63,13 +66,20 @@ def place_buffer(
     return make(size, device)
 
 
-def num_bytes(buffer: Any, kinds: tuple) -> int:
-    return sum(x.nbytes for x in vars(buffer).values() if isinstance(x, kinds))
+def num_bytes(buffer: Any, counts: Callable) -> int:
+    return sum(x.nbytes for x in vars(buffer).values() if counts(x))
 
 
-def num_bytes_in_machine(buffer: Any) -> int:
-    on_gpu = sum(x.nbytes for x in vars(buffer).values() if isinstance(x, torch.Tensor) and x.is_cuda)
-    return num_bytes(buffer, (np.ndarray, torch.Tensor)) - on_gpu
+def is_array(x: Any) -> bool:
+    return isinstance(x, np.ndarray)
+
+
+def is_array_or_tensor(x: Any) -> bool:
+    return is_array(x) or is_tensor(x)
+
+
+def is_in_machine(x: Any) -> bool:
+    return is_array(x) or (is_tensor(x) and not x.is_cuda)
 
 
 def free_memory() -> float:

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cleanrl_utils import backend
+
 PACKAGES = ("torch", "jax", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
 
 
@@ -34,10 +36,9 @@ def hardware() -> str:
     except (OSError, StopIteration):
         cpu = platform.processor() or platform.machine()
     parts = [f"{cpu}, {os.cpu_count()} cores"]
-    import torch
-
-    if torch.cuda.is_available():
-        parts.append(torch.cuda.get_device_name(0))
+    gpu = backend.gpu_name()
+    if gpu:
+        parts.append(gpu)
     return ", ".join(parts)
 
 

@@ -1,6 +1,5 @@
 """Read a checkpoint, and put everything back as it was then."""
 
-import random
 import re
 import sys
 import textwrap
@@ -8,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from cleanrl_utils import jax_trees, ranks
+from cleanrl_utils import backend, jax_trees, ranks
+from cleanrl_utils.backend import is_tensor
 from cleanrl_utils.checkpoint import OURS
 from cleanrl_utils.snapshot import reset_with_fresh_seeds, restore_snapshot
 
@@ -27,7 +26,7 @@ def load(run_dir: str, script: str) -> dict:
     if not path.exists():
         sys.exit(f"--resume {run_dir}: the run has no checkpoint yet; start it again")
     try:
-        checkpoint = torch.load(path, weights_only=False, map_location="cpu", mmap=True)  # a replay buffer is large
+        checkpoint = backend.load(path)
     except Exception as error:  # a damaged file raises whatever its damage leads to
         sys.exit(f"--resume {run_dir}: cannot read checkpoint.pt: {one_line(error)}")
     fields = sorted(OURS | {"global_step"})
@@ -59,28 +58,24 @@ def restore(checkpoint: dict, state: dict) -> None:
             state[name] = put_back(value, checkpoint[name], keep_rates=rates_were_changed(checkpoint))
         except (RuntimeError, ValueError, KeyError) as error:
             sys.exit(f"--resume: {name} does not fit the checkpoint: {one_line(error)}; {what_has_changed(checkpoint)}")
-    random.setstate(checkpoint["random"])
-    np.random.set_state(checkpoint["numpy_random"])
-    torch.set_rng_state(checkpoint["torch_random"])
-    if torch.cuda.is_available():
-        for device, generator in zip(range(torch.cuda.device_count()), checkpoint["cuda_random"], strict=False):
-            torch.cuda.set_rng_state(generator, device)
+    backend.set_random_states(checkpoint)
 
 
 def put_back(value: Any, saved: Any, keep_rates: bool) -> Any:
     """The value as it was saved: the same object where it can be changed, else what was saved."""
-    if isinstance(value, torch.optim.Optimizer):
+    torch = backend.pytorch()
+    if torch and isinstance(value, torch.optim.Optimizer):
         load_optimizer(value, saved, keep_rates)
     elif hasattr(value, "load_state_dict"):
         value.load_state_dict(saved)
     elif jax_trees.is_tree(value):
         return jax_trees.from_numpy(value, saved)
-    elif isinstance(value, torch.Tensor) and isinstance(saved, torch.Tensor):
+    elif is_tensor(value) and is_tensor(saved):
         if value.shape != saved.shape:
             raise ValueError(f"its shape was {tuple(saved.shape)} and is {tuple(value.shape)} now")
         with torch.no_grad():
             value.copy_(saved)
-    elif isinstance(value, list | tuple) and any(isinstance(x, torch.Tensor) for x in value):
+    elif isinstance(value, list | tuple) and any(is_tensor(x) for x in value):
         for x, saved_x in zip(value, saved, strict=True):
             put_back(x, saved_x, keep_rates)
     elif isinstance(value, np.ndarray) and value.shape != np.shape(saved):
@@ -90,7 +85,7 @@ def put_back(value: Any, saved: Any, keep_rates: bool) -> Any:
     return value
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict, keep_rates: bool) -> None:
+def load_optimizer(optimizer: Any, saved: dict, keep_rates: bool) -> None:
     """Learning rates that are tensors stay the script's own, which a schedule changes; they get the saved values.
 
     Not if the rates were changed by flags: then those hold.
@@ -98,9 +93,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict, keep_rates: bo
     rates = [group["lr"] for group in optimizer.param_groups]
     optimizer.load_state_dict(saved)
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        if isinstance(rate, torch.Tensor) and not keep_rates:
-            rate.copy_(torch.as_tensor(group["lr"]))
-        if isinstance(rate, torch.Tensor) or keep_rates:
+        if is_tensor(rate) and not keep_rates:
+            rate.copy_(backend.pytorch().as_tensor(group["lr"]))
+        if is_tensor(rate) or keep_rates:
             group["lr"] = rate
 
 

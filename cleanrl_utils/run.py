@@ -14,13 +14,10 @@ from typing import Any
 
 import numpy as np
 import tyro
-from torch.utils.tensorboard import SummaryWriter
 
-from cleanrl_utils import accelerate as acceleration
+from cleanrl_utils import backend, crash, provenance, ranks, stop
 from cleanrl_utils import checkpoint as checkpoints
-from cleanrl_utils import crash, provenance, ranks, stop
-from cleanrl_utils.accelerate import accelerate  # noqa: F401 (this and others like it: the files call run.accelerate)
-from cleanrl_utils.checkpoint import checkpoint_due, save_checkpoint  # noqa: F401
+from cleanrl_utils.checkpoint import checkpoint_due, save_checkpoint, save_checkpoints  # noqa: F401 (for the files)
 from cleanrl_utils.checks import check, option
 from cleanrl_utils.commands import tool
 from cleanrl_utils.env_errors import explain_env_error  # noqa: F401
@@ -148,7 +145,14 @@ def lock_or_exit(run_dir: str) -> None:
         sys.exit(f"cannot write the run folder {run_dir}: {error.strerror}")
 
 
-def start(run_dir: str, args: Any, script: str, global_step: int) -> SummaryWriter | None:
+def accelerate(args: Any, script: str, act: Callable, update: Callable, state: dict) -> tuple[Callable, Callable]:
+    """The same two functions of PyTorch, faster where that is allowed: see cleanrl_utils/accelerate."""
+    from cleanrl_utils import accelerate as acceleration
+
+    return acceleration.accelerate(args, script, act, update, state)
+
+
+def start(run_dir: str, args: Any, script: str, global_step: int) -> Any:
     """Make the run folder, start logging (from `global_step` on, when resuming), and heed signals from now on.
 
     Returns nothing in the processes of torchrun that do not write.
@@ -175,6 +179,10 @@ def start(run_dir: str, args: Any, script: str, global_step: int) -> SummaryWrit
     crash.install(run_dir, script)
     if args.track:
         start_wandb(run_dir, args)
+    if backend.pytorch():
+        from torch.utils.tensorboard import SummaryWriter
+    else:
+        from cleanrl_utils.writer import SummaryWriter
     # After a kill there may be events beyond the checkpoint: TensorBoard discards those from `purge_step` on
     writer = SummaryWriter(run_dir, purge_step=global_step + 1 if global_step else None, max_queue=1000)
     if goes_on:
@@ -215,12 +223,14 @@ def start_wandb(run_dir: str, args: Any) -> None:
 
 
 def finish(
-    run_dir: str, args: Any, writer: SummaryWriter, make_envs: Callable, load_policy: Callable, recent_returns: list
+    run_dir: str, args: Any, writer: Any, make_envs: Callable, load_policy: Callable, recent_returns: list
 ) -> None:
     """Evaluate the saved model, upload it where asked, and say where everything is."""
     stop.stop_at_once(f"the training is complete, and --resume {run_dir} evaluates it")
-    acceleration.last_audit()
-    acceleration.proofs.report(acceleration.replayed)
+    acceleration = sys.modules.get("cleanrl_utils.accelerate")
+    if acceleration:
+        acceleration.last_audit()
+        acceleration.proofs.report(acceleration.replayed)
     provenance.note_step(run_dir, max(final_step(args), checkpoints.last_step(run_dir) or 0))
     lines, failed = {"run": run_dir}, False
     if recent_returns:

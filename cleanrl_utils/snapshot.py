@@ -14,7 +14,6 @@ import io
 import math
 import os
 import pickle
-import random
 import signal
 import sys
 import time
@@ -29,7 +28,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import torch
+
+from cleanrl_utils import backend
 
 # Attributes that say how an environment is built, not where it is.
 STRUCTURE = {"env", "envs", "env_fns", "spec", "metadata", "_saved_kwargs", "recorded_frames"}
@@ -166,7 +166,7 @@ def can_be_restored(envs: Any) -> bool:
     vector_env = next((layer for layer in layers(envs) if "env_fns" in vars(layer)), None)
     if vector_env is None or sys.platform != "linux":  # elsewhere, forking a program with threads is not safe
         return True
-    random_states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random_states = backend.random_states()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of threads, which the fork does not need
@@ -179,7 +179,7 @@ def can_be_restored(envs: Any) -> bool:
     return os.waitstatus_to_exitcode(status) != DIFFERENT
 
 
-def run_trial(env: Any, make_env: Callable, random_states: tuple) -> None:
+def run_trial(env: Any, make_env: Callable, random_states: dict) -> None:
     """In the fork: compare, and end it without all that Python does at its end."""
     exit_code = 0
     try:
@@ -198,7 +198,7 @@ def run_trial(env: Any, make_env: Callable, random_states: tuple) -> None:
         os._exit(exit_code)
 
 
-def copy_goes_on_alike(env: Any, make_env: Callable, random_states: tuple) -> bool:
+def copy_goes_on_alike(env: Any, make_env: Callable, random_states: dict) -> bool:
     """Whether a restored copy of `env` answers the same actions as `env` itself does.
 
     The original plays first. So when the copy's turn comes, state outside of them has moved on, as in a new process.
@@ -206,7 +206,7 @@ def copy_goes_on_alike(env: Any, make_env: Callable, random_states: tuple) -> bo
     stop_filming(env)
     actions = [env.action_space.sample() for _ in range(2 * STEPS)]
     snapshot = capture(env)
-    set_random_states(random_states)
+    backend.set_random_states(random_states)
     expected = play(env, actions, PLAYING_LIMIT)
     copy = make_env()
     copy.reset(seed=12345)
@@ -214,7 +214,7 @@ def copy_goes_on_alike(env: Any, make_env: Callable, random_states: tuple) -> bo
         restore_snapshot(copy, snapshot)
     except Exception:  # so would resuming the run
         return False
-    set_random_states(random_states)  # those are saved beside the snapshot
+    backend.set_random_states(random_states)  # those are saved beside the snapshot
     return play(copy, actions[: len(expected)]) == expected
 
 
@@ -250,14 +250,6 @@ def in_bytes(x: Any) -> Any:
     if array.dtype == object:
         return pickle.dumps(x)
     return str(array.dtype), array.shape, array.tobytes()
-
-
-def set_random_states(states: tuple) -> None:
-    """Of the generators that environments may share with the rest of the program."""
-    python_state, numpy_state, torch_state = states
-    random.setstate(python_state)
-    np.random.set_state(numpy_state)
-    torch.set_rng_state(torch_state)
 
 
 def stop_filming(env: Any) -> None:

@@ -185,7 +185,7 @@ def test_too_large_a_buffer_ends_the_run_with_one_line_and_leaves_nothing_on_dis
 
 CHECKPOINT = """
 import resource, sys, torch
-from cleanrl_utils.checkpoint import save
+from cleanrl_utils.backend import save
 x = torch.randint(0, 255, (200_000_000,), dtype=torch.uint8)
 peaks = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]
 with open("checkpoint.pt", "wb") as file:

@@ -5,6 +5,7 @@ with the child's pid and, when it ends, with its exit code.
 """
 
 import atexit
+import importlib.util
 import json
 import os
 import runpy
@@ -65,6 +66,10 @@ if __name__ == "__main__":
     import torch._dynamo  # noqa: F401 (optimizers import it)
     import tyro  # noqa: F401
     from torch.utils.tensorboard import SummaryWriter  # noqa: F401
+
+    if importlib.util.find_spec("flax"):
+        import flax.linen  # noqa: F401 (and JAX, which starts its threads later, when it is first used)
+        import optax  # noqa: F401
 
     for line in sys.stdin:
         pid = os.fork()

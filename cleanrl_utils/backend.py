@@ -1,0 +1,104 @@
+"""The library that a script computes with, PyTorch or JAX. What a script has not imported is not imported here either.
+
+So a script in JAX starts without the seconds that PyTorch takes. What belongs to JAX is in jax_trees.py.
+"""
+
+import pickle
+import random
+import sys
+import types
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+RANDOM_STATES = ("random", "numpy_random", "torch_random", "cuda_random")
+
+
+def pytorch() -> types.ModuleType | None:
+    return sys.modules.get("torch")
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether it is a tensor of PyTorch."""
+    torch = pytorch()
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def has_gpu() -> bool:
+    torch = pytorch()
+    return torch is not None and torch.cuda.is_available()
+
+
+def gpu_name() -> str:
+    """Of the GPU that the script can use, if there is one."""
+    if has_gpu():
+        return pytorch().cuda.get_device_name(0)
+    jax = sys.modules.get("jax")
+    if jax is not None and pytorch() is None and jax.default_backend() == "gpu":
+        return jax.devices()[0].device_kind
+    return ""
+
+
+# Random numbers
+
+
+def random_states() -> dict[str, Any]:
+    """Of the generators of Python, NumPy and PyTorch. Those of JAX are keys, which belong to the script."""
+    torch = pytorch()
+    return {
+        "random": random.getstate(),
+        "numpy_random": np.random.get_state(),
+        "torch_random": torch.get_rng_state() if torch else None,
+        "cuda_random": torch.cuda.get_rng_state_all() if has_gpu() else [],
+    }
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    random.setstate(states["random"])
+    np.random.set_state(states["numpy_random"])
+    torch = pytorch()
+    if torch is None or states["torch_random"] is None:
+        return
+    torch.set_rng_state(states["torch_random"])
+    if has_gpu():
+        for device, generator in zip(range(torch.cuda.device_count()), states["cuda_random"], strict=False):
+            torch.cuda.set_rng_state(generator, device)
+
+
+# Files
+
+
+def save(value: Any, file: BinaryIO) -> None:
+    """As `torch.save` does, which by itself turns a full disk into an error that does not say so; else as a pickle."""
+    torch = pytorch()
+    if torch is None:
+        pickle.dump(value, file, protocol=5)
+        return
+    errors = []
+
+    def write(data: bytes) -> int:
+        try:
+            return file.write(data)
+        except OSError as error:
+            errors.append(error)
+            raise
+
+    try:
+        torch.save(value, types.SimpleNamespace(write=write, flush=file.flush))
+    except Exception as error:
+        raise (errors or [error])[0] from None
+    if errors:
+        raise errors[0]
+
+
+def load(path: str | Path) -> Any:
+    """What `save` has written. Like any pickle, it can execute code when it is loaded."""
+    with open(path, "rb") as file:
+        is_pytorch = file.read(2) == b"PK"  # a ZIP file
+        if not is_pytorch:
+            file.seek(0)
+            return pickle.load(file)
+    import torch
+
+    return torch.load(path, weights_only=False, map_location="cpu", mmap=True)  # a replay buffer is large
