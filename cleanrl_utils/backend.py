@@ -70,9 +70,13 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 def save(value: Any, file: BinaryIO) -> None:
-    """As `torch.save` does, which by itself turns a full disk into an error that does not say so; else as a pickle."""
+    """As `torch.save` does, which by itself turns a full disk into an error that does not say so; else as a pickle.
+
+    A pickle it is without a tensor of PyTorch, even where something has imported PyTorch: `torch.save` would write a
+    replay buffer of NumPy arrays at twice its size, with many times its memory, and none of more than 4 GB.
+    """
     torch = pytorch()
-    if torch is None:
+    if not holds_tensors(value):
         pickle.dump(value, file, protocol=5)
         return
     errors = []
@@ -90,6 +94,15 @@ def save(value: Any, file: BinaryIO) -> None:
         raise (errors or [error])[0] from None
     if errors:
         raise errors[0]
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether tensors of PyTorch are in it, apart from the states of its random generators."""
+    if isinstance(value, dict):
+        return any(holds_tensors(x) for name, x in value.items() if name not in RANDOM_STATES)
+    if isinstance(value, list | tuple):
+        return any(holds_tensors(x) for x in value)
+    return is_tensor(value)
 
 
 def load(path: str | Path) -> Any:

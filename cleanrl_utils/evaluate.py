@@ -215,6 +215,7 @@ def evaluate(
         games = envs = EnvPoolGames(envs, video_dir)
     else:
         games = GymnasiumGames(envs)
+    np.random.seed(seed)
     if backend.pytorch():
         backend.pytorch().manual_seed(seed)
     try:

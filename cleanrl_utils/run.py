@@ -124,7 +124,8 @@ def find_teacher(args: Any) -> str:
             name = args.teacher_policy_hf_repo or repository("cleanrl", args.env_id, args.teacher_model_exp_name, 1)
             place = pull_from_hub(name)
         except HubError as error:
-            advice = "train one with dqn_atari.py --save-model, and name its folder: --teacher-model-path RUN_DIR"
+            script = f"{args.teacher_model_exp_name}.py"
+            advice = f"train one with {script} --save-model, and name its folder: --teacher-model-path RUN_DIR"
             sys.exit(f"no teacher ({error}); {advice}")
     models = sorted(Path(place).glob("*.safetensors")) if Path(place).is_dir() else [Path(place)]
     if len(models) != 1 or not models[0].is_file():

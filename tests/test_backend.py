@@ -61,6 +61,14 @@ def test_file_without_pytorch_is_read_with_and_without_it(tmp_path, monkeypatch)
     assert (backend.load(tmp_path / "zip")["tensor"] == 1).all()
 
 
+def test_arrays_are_written_as_they_are_even_where_pytorch_is_imported(tmp_path):
+    rows = np.random.default_rng(1).integers(0, 256, 10**6, dtype=np.uint8)
+    with open(tmp_path / "checkpoint.pt", "wb") as file:
+        backend.save({"buffer": {"rows": rows}} | backend.random_states(), file)
+    assert (tmp_path / "checkpoint.pt").stat().st_size < 1.1 * rows.nbytes
+    assert (backend.load(tmp_path / "checkpoint.pt")["buffer"]["rows"] == rows).all()
+
+
 def test_random_states_of_python_and_numpy_are_set_back_without_pytorch(no_pytorch):
     states = backend.random_states()
     assert states["torch_random"] is None
