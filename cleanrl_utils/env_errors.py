@@ -129,4 +129,7 @@ def atari_file(ending: str = "_atari.py") -> str:
     """The file for Atari games that is related to the one that runs."""
     script = Path(sys.argv[0])
     related = script.with_name(script.stem.split("_")[0] + ending)
+    in_jax = related.with_name(f"{related.stem}_jax.py")
+    if script.stem.endswith("_jax") and in_jax.exists():
+        return in_jax.name
     return related.name if related.exists() else f"ppo{ending}"

@@ -68,12 +68,12 @@ FAMILY = {
     "c51_jax.py": ("dqn_jax.py", 66),
     "c51_atari_jax.py": ("c51_jax.py", 62),
     "ddpg_continuous_action_jax.py": ("ddpg_continuous_action.py", 150),
-    "td3_continuous_action_jax.py": ("ddpg_continuous_action_jax.py", 100),
-    "sac_continuous_action_jax.py": ("td3_continuous_action_jax.py", 150),
+    "td3_continuous_action_jax.py": ("ddpg_continuous_action_jax.py", 42),
+    "sac_continuous_action_jax.py": ("td3_continuous_action_jax.py", 115),
     "ppo_atari_envpool_xla_jax.py": ("ppo_atari_envpool.py", 300),
     "ppo_atari_envpool_xla_jax_scan.py": ("ppo_atari_envpool_xla_jax.py", 100),
     "qdagger_dqn_atari_jax_impalacnn.py": ("dqn_atari_jax.py", 205),
-    "ppo_jax.py": ("none", 450),
+    "ppo_jax.py": ("none", 590),
     "ppo_continuous_action_mjx.py": ("ppo_jax.py", 250),
 }
 BUDGETS = {name: budget for name, (_, budget) in FAMILY.items()}

@@ -1,0 +1,505 @@
+"""Soft Actor-Critic (SAC) in JAX: a stochastic policy that is rewarded for its entropy, with the two critics of TD3.
+
+Paper:   https://arxiv.org/abs/1812.05905 (Haarnoja et al. 2018)
+Docs:    docs/rl-algorithms/sac_continuous_action_jax.md
+Parent:  td3_continuous_action_jax.py
+Run:     python cleanrl/sac_continuous_action_jax.py --env-id Hopper-v4
+"""
+
+import signal
+
+if __name__ == "__main__":  # Ctrl+C during the imports below ends the program without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import json
+import math
+import os
+import random
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import tyro
+from safetensors.numpy import load_file, save_file
+from tqdm import tqdm
+
+try:
+    import flax.linen as nn
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from flax.traverse_util import flatten_dict, unflatten_dict
+except ImportError as error:
+    sys.exit(f'{error}: pip install "cleanrl[jax]"')
+
+LOG_STD_MIN = -5  # the logarithm of the standard deviation is squashed between these two
+LOG_STD_MAX = 2
+LOG_SQRT_2PI = math.log(math.sqrt(2 * math.pi))
+
+
+@dataclass
+class Args:
+    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    """the name of this experiment"""
+    seed: int = 1
+    """seed of the experiment"""
+    cuda: bool = True
+    """train on the GPU when there is one"""
+    track: bool = False
+    """also log to Weights & Biases"""
+    wandb_project_name: str = "cleanRL"
+    """the project on Weights & Biases"""
+    wandb_entity: str | None = None
+    """the entity (team) of the project on Weights & Biases"""
+    capture_video: bool = False
+    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
+    save_model: bool = False
+    """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
+    upload_model: bool = False
+    """upload the saved model to the Hugging Face Hub"""
+    hf_entity: str = ""
+    """the user or organisation on the Hugging Face Hub"""
+    checkpoint_frequency: int = 100_000
+    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
+    resume: str | None = None
+    """continue the run in this folder; other flags on the command line override the saved ones"""
+
+    # Algorithm specific arguments
+    env_id: str = "Hopper-v4"
+    """the id of the environment"""
+    total_timesteps: int = 1_000_000
+    """environment steps of the whole run, all environments together"""
+    policy_lr: float = 3e-4
+    """the learning rate of the policy"""
+    q_lr: float = 1e-3
+    """the learning rate of the critics and of the temperature"""
+    num_envs: int = 1
+    """the number of parallel environments"""
+    buffer_size: int = 1_000_000
+    """transitions that the replay buffer holds"""
+    gamma: float = 0.99
+    """the discount factor"""
+    tau: float = 0.005
+    """how far the target networks move towards the networks: 1 copies them"""
+    batch_size: int = 256
+    """transitions in a minibatch"""
+    learning_starts: int = 5_000
+    """environment steps before the first update, with random actions"""
+    policy_frequency: int = 2
+    """environment steps between updates of the policy, which then catches up on those it missed"""
+    target_network_frequency: int = 1
+    """environment steps between updates of the target networks"""
+    alpha: float = 0.2
+    """the temperature, which is the weight of the entropy, if it is not tuned"""
+    autotune: bool = True
+    """tune the temperature so that the entropy approaches minus the dimension of the actions"""
+
+
+def make_env(env_id, idx, capture_video, run_dir):
+    def thunk():
+        if env_id.startswith("dm_control/"):
+            import shimmy  # noqa: F401 (importing it registers these environments)
+        is_filmed = capture_video and idx == 0
+        env = gym.make(env_id, render_mode="rgb_array") if is_filmed else gym.make(env_id)
+        space = env.action_space
+        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1 or not space.is_bounded():
+            raise ValueError(f"its actions are {space}, not a bounded vector; try dqn.py or ppo_continuous_action.py")
+        env = gym.wrappers.FlattenObservation(env)  # a vector, and a copy: arrays may be reused
+        if is_filmed:
+            env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        return env
+
+    return thunk
+
+
+def make_envs(env_id, num_envs, capture_video, run_dir):
+    # SAME_STEP: when an episode ends, next_obs begins the next one, and infos["final_obs"] is the end of the old one
+    thunks = [make_env(env_id, idx, capture_video, run_dir) for idx in range(num_envs)]
+    return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+
+
+def mlp(output_dim):
+    # differs from ddpg_continuous_action.py: Flax sees the size of the input when the first one comes
+    return nn.Sequential([nn.Dense(256), nn.relu, nn.Dense(256), nn.relu, nn.Dense(output_dim)])
+
+
+class QNetwork(nn.Module):
+    # differs from ddpg_continuous_action.py: it holds no parameters, they are handed to it in each call
+
+    def setup(self):
+        self.network = mlp(1)
+
+    def __call__(self, x, action):
+        return self.network(jnp.concatenate([x, action], axis=-1))
+
+
+class Actor(nn.Module):
+    # differs from ddpg_continuous_action.py: it holds no parameters, they are handed to it in each call
+
+    low: np.ndarray  # each component of an action has bounds of its own
+    high: np.ndarray
+
+    def setup(self):
+        self.network = mlp(2 * len(self.low))
+
+    @property
+    def action_scale(self):
+        return (self.high - self.low) / 2
+
+    @property
+    def action_bias(self):
+        return (self.high + self.low) / 2
+
+    def __call__(self, x):
+        # differs from td3_continuous_action_jax.py: mean and log(std) of a normal u; the action is tanh(u), scaled
+        mean, log_std = jnp.split(self.network(x), 2, axis=-1)
+        log_std = LOG_STD_MIN + (LOG_STD_MAX - LOG_STD_MIN) * (jnp.tanh(log_std) + 1) / 2
+        return mean, log_std
+
+    def get_action_and_logprob(self, x, key):
+        """Sample actions so that gradients flow through them into the policy (the reparameterization trick)."""
+        mean, log_std = self(x)
+        noise = jax.random.normal(key, mean.shape)
+        u = mean + jnp.exp(log_std) * noise
+        action = jnp.tanh(u) * self.action_scale + self.action_bias
+        return action, log_prob(u, log_std, noise, self.action_scale)
+
+
+class TrainState(NamedTuple):
+    """What acting and updates change. It is never changed in place: they return a new one."""
+
+    # differs from td3_continuous_action_jax.py: the temperature is learned, too
+
+    key: Any  # where random numbers come from
+    params: Any  # a dictionary with the parameters of each network
+    target_params: Any
+    log_alpha: Any
+    q_optimizer_state: Any
+    actor_optimizer_state: Any
+    alpha_optimizer_state: Any
+
+
+class ReplayBuffer:
+    """The latest transitions, each a row of obs, next_obs, action, reward, termination. New ones replace the oldest."""
+
+    # differs from ddpg_continuous_action.py: minibatches are NumPy arrays
+    def __init__(self, size, obs_dim, action_dim):
+        columns = [obs_dim, obs_dim, action_dim, 1, 1]
+        self.rows = np.zeros((size, sum(columns)), dtype=np.float32)
+        self.column_ends = np.cumsum(columns)[:-1]
+        self.num_added = 0
+
+    def add(self, obs, next_obs, actions, rewards, terminations):
+        columns = [obs, next_obs, actions.reshape(len(obs), -1), rewards[:, None], terminations[:, None]]
+        rows = np.concatenate(columns, axis=1)
+        for row in rows:
+            self.rows[self.num_added % len(self.rows)] = row
+            self.num_added += 1
+
+    def sample(self, batch_size):
+        num_rows = min(self.num_added, len(self.rows))
+        inds = np.random.randint(num_rows, size=batch_size)
+        rows = self.rows[inds]
+        obs, next_obs, actions, rewards, terminations = np.split(rows, self.column_ends, axis=-1)
+        return obs, next_obs, actions, rewards, terminations
+
+    def state_dict(self):
+        return {
+            "rows": self.rows[: self.num_added],
+            "num_added": self.num_added,
+        }
+
+    def load_state_dict(self, state):
+        self.rows[: len(state["rows"])] = state["rows"]
+        self.num_added = state["num_added"]
+
+
+def log_prob(u, log_std, noise, action_scale):
+    """The log-density of tanh(u) * action_scale + action_bias for u = mean + std * noise, by change of variables."""
+    log_normal = -0.5 * noise**2 - log_std - LOG_SQRT_2PI
+    # The slope of tanh is 1 - tanh(u)^2. This form of its logarithm is accurate even where tanh(u) rounds to 1.
+    log_slope = 2 * (math.log(2) - u - nn.softplus(-2 * u))
+    return (log_normal - log_slope - jnp.log(action_scale)).sum(-1, keepdims=True)
+
+
+def load_policy(model_path, envs, device="cpu", deterministic=True):
+    """The trained policy as a function from observations to actions, NumPy arrays both."""
+    # differs from td3_continuous_action_jax.py: actions can also be sampled
+    actor = Actor(envs.single_action_space.low, envs.single_action_space.high)
+    params = unflatten_dict(load_file(model_path), sep=".")
+
+    @jax.jit
+    def act(x, key):
+        if deterministic:
+            mean, _ = actor.apply(params["actor"], x)
+            actions = jnp.tanh(mean) * actor.action_scale + actor.action_bias
+        else:
+            actions, _ = actor.apply(params["actor"], x, key, method="get_action_and_logprob")
+        return actions.clip(actor.low, actor.high)
+
+    def policy(obs):
+        key = jax.random.key(np.random.randint(2**31))
+        return np.asarray(act(obs.astype(np.float32), key))
+
+    return policy
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args)
+    try:  # checkpoints, evaluation and tracking; this file also trains on its own
+        from cleanrl_utils import run
+    except ImportError:
+        run = None
+        if args.resume or args.track or args.upload_model:
+            sys.exit("--resume, --track, --upload-model: install cleanrl_utils for them")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
+        args, checkpoint = run.prepare(args, __file__)
+
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more than they give
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # and so does waiting for one
+    jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/cleanrl_jax"))
+    if not args.cuda:
+        jax.config.update("jax_platforms", "cpu")
+    try:
+        key = jax.random.key(args.seed)
+    except RuntimeError as error:  # JAX_PLATFORMS names one that is not here
+        sys.exit(f"JAX: {error}")
+
+    run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = args.resume or f"runs/{run_name}"
+    try:
+        envs = make_envs(args.env_id, args.num_envs, args.capture_video, run_dir)
+    except Exception as error:  # an unknown id, a package that is missing, actions of another kind
+        sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
+    next_obs, _ = envs.reset(seed=args.seed)
+    actor = Actor(envs.single_action_space.low, envs.single_action_space.high)
+    qf = QNetwork()
+    key, actor_key, qf1_key, qf2_key = jax.random.split(key, 4)
+    params = {
+        "actor": actor.init(actor_key, next_obs),
+        "qf1": qf.init(qf1_key, next_obs, envs.action_space.low),
+        "qf2": qf.init(qf2_key, next_obs, envs.action_space.low),
+    }
+    q_params = {"qf1": params["qf1"], "qf2": params["qf2"]}
+    # The temperature is what entropy is worth. Its logarithm is learned, so that it stays positive.
+    initial_alpha = 1.0 if args.autotune else max(args.alpha, 1e-30)  # the logarithm of 0 is not finite
+    log_alpha = jnp.log(jnp.float32(initial_alpha))
+    target_entropy = -envs.single_action_space.shape[0]
+    # flatten: all parameters become one vector, which is faster than many small arrays
+    q_optimizer = optax.flatten(optax.adam(args.q_lr))
+    actor_optimizer = optax.flatten(optax.adam(args.policy_lr))
+    alpha_optimizer = optax.adam(args.q_lr)
+    train_state = TrainState(
+        key=key,
+        params=params,
+        target_params=jax.tree.map(jnp.copy, q_params),
+        log_alpha=log_alpha,
+        q_optimizer_state=q_optimizer.init(q_params),
+        actor_optimizer_state=actor_optimizer.init(params["actor"]),
+        alpha_optimizer_state=alpha_optimizer.init(log_alpha),
+    )
+
+    @partial(jax.jit, donate_argnums=0)  # the new state takes the memory of the old one
+    def act(train_state, x):
+        key, noise_key = jax.random.split(train_state.key)
+        actor_params = train_state.params["actor"]
+        actions, _ = actor.apply(actor_params, x, noise_key, method="get_action_and_logprob")
+        return train_state._replace(key=key), actions.clip(actor.low, actor.high)
+
+    def update_actor(train_state, mb_obs):
+        # Actor: towards actions of higher value and higher entropy
+        params = train_state.params
+        key, noise_key = jax.random.split(train_state.key)
+        alpha = jnp.exp(train_state.log_alpha)
+
+        def actor_loss_of(actor_params):  # a function of these alone: no gradients for the critics
+            actions, logprobs = actor.apply(actor_params, mb_obs, noise_key, method="get_action_and_logprob")
+            qf1_values = qf.apply(params["qf1"], mb_obs, actions)
+            qf2_values = qf.apply(params["qf2"], mb_obs, actions)
+            q_values = jnp.minimum(qf1_values, qf2_values)
+            return (alpha * logprobs - q_values).mean(), logprobs
+
+        (actor_loss, logprobs), gradients = jax.value_and_grad(actor_loss_of, has_aux=True)(params["actor"])
+        changes, optimizer_state = actor_optimizer.update(gradients, train_state.actor_optimizer_state)
+        params = params | {"actor": optax.apply_updates(params["actor"], changes)}
+        train_state = train_state._replace(key=key, params=params, actor_optimizer_state=optimizer_state)
+        stats = {"actor_loss": actor_loss, "alpha": alpha}
+        if args.autotune:  # Temperature: up while the entropy is below its target, and down above it
+
+            def alpha_loss_of(log_alpha):
+                return -(jnp.exp(log_alpha) * (logprobs + target_entropy)).mean()
+
+            alpha_loss, gradient = jax.value_and_grad(alpha_loss_of)(train_state.log_alpha)
+            change, optimizer_state = alpha_optimizer.update(gradient, train_state.alpha_optimizer_state)
+            log_alpha = optax.apply_updates(train_state.log_alpha, change)
+            train_state = train_state._replace(log_alpha=log_alpha, alpha_optimizer_state=optimizer_state)
+            stats["alpha_loss"] = alpha_loss
+        return train_state, stats
+
+    def update_target(train_state):
+        # Polyak averaging: every weight of a target network moves by a share tau towards that of the network
+        q_params = {"qf1": train_state.params["qf1"], "qf2": train_state.params["qf2"]}
+        target_params = optax.incremental_update(q_params, train_state.target_params, args.tau)
+        return train_state._replace(target_params=target_params)
+
+    # static: compiled for each combination, with updates of the policy or the targets and without
+    @partial(jax.jit, donate_argnums=0, static_argnames=("update_policy", "update_targets"))
+    def update(
+        train_state, mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, update_policy, update_targets
+    ):
+        # Critics: their target is the reward plus the discounted value and entropy of what the policy does next
+        params = train_state.params
+        target_params = train_state.target_params
+        key, noise_key = jax.random.split(train_state.key)
+        next_actions, next_logprobs = actor.apply(
+            params["actor"], mb_next_obs, noise_key, method="get_action_and_logprob"
+        )
+        qf1_next_values = qf.apply(target_params["qf1"], mb_next_obs, next_actions)
+        qf2_next_values = qf.apply(target_params["qf2"], mb_next_obs, next_actions)
+        # clipped double Q-learning (Fujimoto et al. 2018, eq. 10): the larger of two estimates is often too high
+        next_q_values = jnp.minimum(qf1_next_values, qf2_next_values)
+        next_q_values = next_q_values - jnp.exp(train_state.log_alpha) * next_logprobs
+        td_target = mb_rewards + args.gamma * next_q_values * (1 - mb_terminations)
+
+        def qf_loss_of(q_params):
+            qf1_values = qf.apply(q_params["qf1"], mb_obs, mb_actions)
+            qf2_values = qf.apply(q_params["qf2"], mb_obs, mb_actions)
+            qf1_loss = ((qf1_values - td_target) ** 2).mean()
+            qf2_loss = ((qf2_values - td_target) ** 2).mean()
+            qf_loss = qf1_loss + qf2_loss
+            stats = {
+                "qf1_values": qf1_values.mean(),
+                "qf2_values": qf2_values.mean(),
+                "qf1_loss": qf1_loss,
+                "qf2_loss": qf2_loss,
+                "qf_loss": qf_loss / 2,  # the mean of the two
+            }
+            return qf_loss, stats
+
+        q_params = {"qf1": params["qf1"], "qf2": params["qf2"]}
+        gradients, stats = jax.grad(qf_loss_of, has_aux=True)(q_params)
+        changes, optimizer_state = q_optimizer.update(gradients, train_state.q_optimizer_state)
+        params = params | optax.apply_updates(q_params, changes)
+        train_state = train_state._replace(key=key, params=params, q_optimizer_state=optimizer_state)
+
+        if update_policy:
+            for _ in range(args.policy_frequency):  # catch up on the delayed actor updates
+                train_state, actor_stats = update_actor(train_state, mb_obs)
+                stats |= actor_stats
+        if update_targets:
+            train_state = update_target(train_state)
+        return train_state, stats
+
+    # Storage
+    if run:  # ends the program with a clear line if the memory is too small
+        buffer = run.place_buffer(ReplayBuffer, args.buffer_size, next_obs.shape[1], envs.action_space.shape[1])
+    else:
+        buffer = ReplayBuffer(args.buffer_size, next_obs.shape[1], envs.action_space.shape[1])
+
+    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    state = {
+        "global_step": 0,
+        "next_obs": next_obs,
+        "recent_returns": deque(maxlen=100),
+        "envs": envs,
+        "train_state": train_state,
+        "buffer": buffer,
+    }
+    if args.resume:
+        run.restore(checkpoint, state)
+    global_step = state["global_step"]
+    next_obs = state["next_obs"]
+    recent_returns = state["recent_returns"]
+    train_state = state["train_state"]
+
+    if run:
+        writer = run.start(run_dir, args, __file__, global_step)
+    else:
+        from tensorboardX import SummaryWriter  # here, as it imports PyTorch as well where that is installed
+
+        writer = SummaryWriter(run_dir)
+    progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
+    print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # about 20 lines if the output is not a terminal
+    stats = {}
+    logged_step = global_step
+    start_time = time.perf_counter()
+    for global_step in range(logged_step + args.num_envs, args.total_timesteps + 1, args.num_envs):
+        # Act: at random until learning starts, then by the policy
+        obs = next_obs.copy()  # a copy: the environments reuse their array
+        if global_step > args.learning_starts:
+            train_state, actions = act(train_state, obs.astype(np.float32))
+            actions = np.asarray(actions)
+        else:
+            actions = np.random.uniform(envs.action_space.low, envs.action_space.high).astype(np.float32)
+
+        # Learn: an update for each transition, before the environments step, so that a GPU works meanwhile
+        if global_step > args.learning_starts and buffer.num_added > 0:
+            for step in range(global_step - args.num_envs + 1, global_step + 1):
+                mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = buffer.sample(args.batch_size)
+                update_policy = step % args.policy_frequency == 0
+                update_targets = step % args.target_network_frequency == 0
+                train_state, new_stats = update(
+                    train_state,
+                    mb_obs,
+                    mb_next_obs,
+                    mb_actions,
+                    mb_rewards,
+                    mb_terminations,
+                    update_policy,
+                    update_targets,
+                )
+                stats |= new_stats
+
+        # Step
+        next_obs, rewards, terminations, truncations, infos = envs.step(actions)
+        real_next_obs = next_obs.copy()
+        for idx in np.flatnonzero(terminations | truncations):  # not the beginning of the next episode
+            real_next_obs[idx] = infos["final_obs"][idx]
+        buffer.add(obs, real_next_obs, actions, rewards, terminations)
+        if "episode" in infos.get("final_info", {}):
+            episodes = infos["final_info"]["episode"]
+            for idx in np.flatnonzero(infos["final_info"]["_episode"]):
+                recent_returns.append(episodes["r"][idx])
+                episode_step = global_step - args.num_envs + idx + 1  # no two episodes share a step
+                writer.add_scalar("charts/episodic_return", episodes["r"][idx], episode_step)
+                writer.add_scalar("charts/episodic_length", episodes["l"][idx], episode_step)
+
+        # Log: every 100 steps, the losses of the latest minibatch
+        if global_step % 100 < args.num_envs:
+            for name, x in stats.items():
+                if not np.isfinite(x):
+                    raise FloatingPointError(f"{name} is not finite at global_step={global_step}")
+                writer.add_scalar(f"losses/{name}", float(x), global_step)
+            sps = (global_step - logged_step) / (time.perf_counter() - start_time)
+            writer.add_scalar("charts/SPS", sps, global_step)
+            recent_return = np.mean(recent_returns or [np.nan])
+            progress.set_postfix(episodic_return=recent_return, refresh=False)
+            progress.update(global_step - logged_step)
+            logged_step = global_step
+            start_time = time.perf_counter()
+            if progress.disable and global_step % print_frequency < args.num_envs:
+                print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
+
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
+        if run and run.checkpoint_due(args, global_step, args.num_envs):
+            state.update(global_step=global_step, next_obs=next_obs, train_state=train_state)
+            run.save_checkpoint(run_dir, args, __file__, writer, state)
+
+    envs.close()
+    progress.close()
+    if args.save_model:
+        metadata = {"args": json.dumps(vars(args)), "global_step": str(global_step)}
+        tensors = {name: np.asarray(x) for name, x in flatten_dict(train_state.params, sep=".").items()}
+        save_file(tensors, f"{run_dir}/{args.exp_name}.safetensors", metadata)
+    if run:  # evaluates, uploads, and says where everything is
+        run.finish(run_dir, args, writer, make_envs, load_policy, recent_returns)
+    writer.close()
