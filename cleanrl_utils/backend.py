@@ -30,6 +30,12 @@ def has_gpu() -> bool:
     return torch is not None and torch.cuda.is_available()
 
 
+def flax_errors() -> tuple[type[Exception], ...]:
+    """What Flax raises if parameters do not belong to a network. There are none where it is not imported."""
+    errors = sys.modules.get("flax.errors")
+    return (errors.FlaxError,) if errors else ()
+
+
 def gpu_name() -> str:
     """Of the GPU that the script can use, if there is one."""
     if has_gpu():

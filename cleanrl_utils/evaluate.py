@@ -220,7 +220,7 @@ def evaluate(
         backend.pytorch().manual_seed(seed)
     try:
         policy = load_policy(model_path, envs, device, deterministic)
-    except (RuntimeError, SafetensorError) as error:  # a damaged file, or the tensors of another network
+    except (RuntimeError, SafetensorError, KeyError) as error:  # a damaged file, or the tensors of another network
         raise OSError(f"{model_path} does not load: {textwrap.shorten(str(error), 300)}") from error
     films = []
     if video_dir is not None:
@@ -232,7 +232,11 @@ def evaluate(
     num_cut_off = 0
     obs, _ = games.reset(seed=seed)
     while any(len(result) < share for result, share in zip(results, shares, strict=True)):
-        obs, _, terminations, truncations, infos = games.step(policy(obs))
+        try:
+            actions = policy(obs)
+        except backend.flax_errors() as error:  # Flax looks at the parameters when the network is first called
+            raise OSError(f"{model_path} does not load: {textwrap.shorten(str(error), 300)}") from error
+        obs, _, terminations, truncations, infos = games.step(actions)
         starts = games.starts(terminations | truncations)
         final_info = infos.get("final_info", {})
         for idx in np.flatnonzero(final_info.get("_episode", ())):

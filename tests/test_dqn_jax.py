@@ -3,13 +3,14 @@
 import dataclasses
 import importlib.util
 import runpy
+import shutil
 import signal
 import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, assert_same_run, curves
+from conftest import ROOT, Runner, assert_same_run, curves
 
 if not importlib.util.find_spec("flax"):
     pytest.skip("the extra jax is not installed", allow_module_level=True)
@@ -131,23 +132,27 @@ def test_buffer_is_that_of_the_twin():
     assert (restored.rows == ours.rows).all() and restored.num_added == ours.num_added
 
 
-def test_metrics_and_model(runner):
-    run_dir = runner.train(*SHORT, "--save-model", script=DQN)
-    logged = curves(run_dir)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a short run."""
+    return Runner(tmp_path_factory.mktemp("trained")).train(*SHORT, "--save-model", script=DQN)
+
+
+def test_metrics_and_model(runner, trained):
+    logged = curves(trained)
     names = {"charts/episodic_return", "charts/episodic_length", "charts/SPS", "losses/td_loss", "losses/q_values"}
     assert logged.keys() == names | {"eval/episodic_return"}
     assert [step for step, _ in logged["losses/td_loss"]] == list(range(300, 1201, 100))
     before = [value for _, value in logged["eval/episodic_return"]]
-    again = runner.run("-m", "cleanrl_utils.evaluate", run_dir, "--seed", 1)
+    again = runner.run("-m", "cleanrl_utils.evaluate", trained, "--seed", 1)
     assert "10 episodes" in again.stdout and len(before) == 10
 
 
-def test_saved_policy_is_the_greedy_one(runner):
-    run_dir = runner.train(*SHORT, "--save-model", script=DQN)
+def test_saved_policy_is_the_greedy_one(trained):
     envs = dqn_jax.make_envs("CartPole-v1", 1, False, "")
-    policy = dqn_jax.load_policy(run_dir / "dqn_jax.safetensors", envs)
+    policy = dqn_jax.load_policy(trained / "dqn_jax.safetensors", envs)
     obs = np.random.default_rng(4).standard_normal((50, 4))
-    params = dqn_jax.unflatten_dict(dqn_jax.load_file(run_dir / "dqn_jax.safetensors"), sep=".")
+    params = dqn_jax.unflatten_dict(dqn_jax.load_file(trained / "dqn_jax.safetensors"), sep=".")
     with torch.no_grad():
         expected = twin_of(params)(torch.tensor(obs, dtype=torch.float32)).argmax(-1)
     assert (policy(obs) == expected.numpy()).all()
@@ -165,6 +170,17 @@ def test_killed_and_resumed_run_equals_one_that_never_stopped(runner, num_envs):
     assert backend.load(checkpoint)["global_step"] < 6000
     runner.run(DQN, "--resume", checkpoint.parent)
     assert_same_run(never_stopped, checkpoint.parent)
+
+
+def test_model_of_another_network_does_not_load(runner, trained):
+    run_dir = shutil.copytree(trained, runner.folder / trained.name)
+    model = run_dir / "dqn_jax.safetensors"
+    tensors = dqn_jax.load_file(model)
+    del tensors["params.layer2.kernel"]
+    dqn_jax.save_file(tensors, model)
+    result = runner.run("-m", "cleanrl_utils.evaluate", run_dir, check=False)
+    assert result.returncode == 1 and "does not load" in result.stderr and "layer2" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
 
 
 @pytest.mark.parametrize(
