@@ -13,7 +13,7 @@ from typing import Any
 LIMITS = [
     (lambda x: x >= 1, "at least 1", "total_timesteps num_envs local_num_envs num_steps num_minibatches update_epochs"),
     (lambda x: x >= 1, "at least 1", "buffer_size batch_size train_frequency policy_frequency update_frequency"),
-    (lambda x: x >= 1, "at least 1", "n_step teacher_eval_episodes teacher_steps"),
+    (lambda x: x >= 1, "at least 1", "n_step teacher_eval_episodes teacher_steps num_seeds log_frequency"),
     (lambda x: x >= 1, "at least 1", "target_network_frequency anneal_steps"),
     (lambda x: x >= 1, "at least 1", "trxl_num_layers trxl_num_heads trxl_dim trxl_memory_length"),
     (lambda x: x >= 1, "at least 1", "n_iteration e_policy v_value e_auxiliary num_aux_rollouts n_aux_grad_accum"),
