@@ -32,6 +32,7 @@ PROCGEN += "miner, ninja, plunder and starpilot"
 # Libraries whose errors are about how they are used: an error from inside any other code is a bug there.
 LIBRARIES = {"gymnasium", "ale_py", "cv2", "stable_baselines3", "shimmy", "dm_control", "dm_env", "envpool", "mujoco"}
 LIBRARIES |= {"Box2D", "pygame", "moviepy", "numpy", "minigrid", "memory_gym", "pettingzoo", "multi_agent_ale_py"}
+LIBRARIES |= {"brax", "jax"}
 MISTAKES = (gym.error.Error, AssertionError, ImportError, TypeError, ValueError, OSError)
 
 
