@@ -725,6 +725,7 @@ def test_non_finite_losses_stop_the_run_with_one_line(runner, tmp_path_factory):
 # Learning
 
 
+@pytest.mark.slow
 def test_pendulum_is_learned_by_sac(runner):
     flags = ["--no-cuda", "--env-id", "Pendulum-v1", "--learning-starts", "500", "--batch-size", "64"]
     run_dir = runner.train(*flags, "--total-timesteps", "6000", script=SCRIPTS["sac"])

@@ -218,6 +218,7 @@ def test_every_flag_is_used():
         assert f"args.{field.name}" in source, field.name
 
 
+@pytest.mark.slow
 def test_cartpole_is_learned(runner):
     run_dir = runner.train("--no-cuda", "--total-timesteps", "60000", script=DQN)
     returns = [value for _, value in curves(run_dir)["charts/episodic_return"]]

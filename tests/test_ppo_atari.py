@@ -389,6 +389,7 @@ def test_targets_of_a_rollout_are_those_of_the_naive_view_of_its_games(runner):
 # Repeatable and resumable
 
 
+@pytest.mark.slow
 @needs_atari
 def test_same_seed_gives_the_same_run_and_another_seed_another(runner, finished):
     assert_same_run(finished.run_dir, runner.train(*LONGER, script=SCRIPT))

@@ -387,6 +387,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_memory_is_learned(runner):
     """Two to five rewards of +1 or -1 an episode: 0 on average without a memory, whatever the policy; 3.5 with one."""
     flags = ["--no-cuda", "--env-id", "Memory-v0", "--num-steps", 16, "--num-minibatches", 1, "--update-epochs", 2]

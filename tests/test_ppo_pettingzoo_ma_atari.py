@@ -376,6 +376,7 @@ def test_metrics_are_those_of_the_published_file_with_both_players_of_every_game
     assert [-x for x in first] == second
 
 
+@pytest.mark.slow
 def test_resumed_run_equals_one_that_never_stopped(trained, runner):
     flags = ["--exp-name", "killed", "--checkpoint-frequency", 64]
     process = runner.start("-c", SHORT_GAMES, SCRIPT, *TINY, *flags)
