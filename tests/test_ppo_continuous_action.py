@@ -299,7 +299,7 @@ def resume_after_kill(runner: Runner, *flags) -> Path:
 @pytest.mark.parametrize(
     "env_id",
     [
-        pytest.param("Hopper-v4", marks=[needs_mujoco, pytest.mark.slow]),
+        pytest.param("Hopper-v4", marks=needs_mujoco),
         pytest.param("dm_control/point_mass-hard-v0", marks=[needs_dm_control, pytest.mark.slow]),
     ],
 )
