@@ -171,5 +171,5 @@ def test_pendulum_is_balanced_longer_after_training(runner):
     flags = ["--no-cuda", "--env-id", "inverted_pendulum/spring", "--num-envs", "64", "--learning-rate", "0.001"]
     run_dir = runner.train(*flags, "--total-timesteps", "102400", script=SCRIPT)
     lengths = [value for _, value in curves(run_dir)["charts/episodic_length"]]
-    assert np.mean(lengths[:10]) < 30  # each the mean of an iteration
+    assert np.mean(lengths[:3]) < 30  # each the mean of an iteration
     assert np.mean(lengths[-10:]) > 100

@@ -158,8 +158,10 @@ def test_losses_gradients_and_updates_are_those_of_the_twin_in_pytorch(finished)
     _, unravel = ravel_pytree(params)
     gradients = layers_of(unravel(10 * moments))
     for name, x in twin.named_parameters():
-        assert x.grad.abs().max() > 0
-        np.testing.assert_allclose(gradients[name], x.grad, rtol=1e-3, atol=1e-4 * x.grad.abs().max().item())
+        norm = np.linalg.norm(x.grad)
+        assert norm > 0
+        # As wholes: where two pixels are equal but for rounding, max-pooling may let the gradient through either one
+        assert np.linalg.norm(gradients[name] - x.grad.numpy()) < 0.02 * norm, name
 
 
 # A run
