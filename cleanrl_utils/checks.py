@@ -24,6 +24,7 @@ LIMITS = [
     (lambda x: x >= 0, "at least 0", "beta_clone init_lr final_lr init_ent_coef final_ent_coef reconstruction_coef"),
     (lambda x: x >= 0, "at least 0", "int_coef ext_coef num_iterations_obs_norm_init"),
     (lambda x: x > 0, "more than 0", "temperature prioritized_replay_eps max_grad_norm clip_coef target_kl"),
+    (lambda x: x > 0, "more than 0", "reward_scaler"),
     (lambda x: 0 <= x <= 1, "between 0 and 1", "gamma gae_lambda q_lambda tau start_e end_e exploration_fraction"),
     (lambda x: 0 <= x <= 1, "between 0 and 1", "prioritized_replay_beta int_gamma update_proportion"),
     (lambda x: 0 <= x < 2**32, "between 0 and 2**32 - 1", "seed"),
