@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -41,6 +40,7 @@ from cleanrl_utils.experiment import (
     tail,
     write_state,
 )
+from cleanrl_utils.git import git
 
 STYLES = {"running": "cyan", "done": "green", "failed": "bold red", "interrupted": "yellow", "waiting": "dim"}
 
@@ -135,14 +135,6 @@ def check(args: Args) -> None:
         sys.exit(f"--command: there is no program {experiment.argv[0]} here")
     if experiment.script and not Path(experiment.script).exists():
         sys.exit(f"--command: there is no file {experiment.script} in {Path.cwd()}")
-
-
-def git(*arguments: str) -> str:
-    """What git says, or nothing: no git, no repository and no answer are all the same here."""
-    try:
-        return subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
 
 
 def find_tags() -> list[str]:

@@ -4,7 +4,6 @@ A checkpoint holds the `state` of the script under the names that it has there, 
 random generators. It is written aside and renamed into place, so that a kill at any moment leaves the last good one.
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import numpy as np
 from cleanrl_utils import backend, jax_trees, provenance, ranks, stop
 from cleanrl_utils.backend import is_tensor
 from cleanrl_utils.commands import resume_command
+from cleanrl_utils.files import replacing
 from cleanrl_utils.lock import unlock
 from cleanrl_utils.snapshot import take_snapshot
 
@@ -103,18 +103,10 @@ def end(global_step: int, command: str) -> None:
 
 
 def write(run_dir: Path, checkpoint: dict, global_step: int) -> None:
-    path = run_dir / "checkpoint.pt"
-    aside = run_dir / "checkpoint.tmp"
-    try:
-        with open(aside, "wb") as file:
-            backend.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
+    with replacing(run_dir / "checkpoint.pt", "wb", durable=True) as file:
+        backend.save(checkpoint, file)
         # Before the checkpoint is in place: if the run is killed in between, the model only seems too old
         provenance.note_step(run_dir, global_step)
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def saved_form(name: str, value: Any) -> Any:

@@ -13,7 +13,6 @@ import importlib.metadata
 import inspect
 import json
 import logging
-import os
 import sys
 import textwrap
 import warnings
@@ -29,6 +28,7 @@ import tyro
 from safetensors import SafetensorError
 
 from cleanrl_utils.evaluate import EnvPoolGames, describe_age, load_run, model_args, model_step
+from cleanrl_utils.files import replacing
 
 TOLERANCE = 1e-5
 BATCH = 13  # for tracing: a size that no other axis of a state has
@@ -236,9 +236,8 @@ def export(
         if not found <= limit:
             advice = f"not written. If rounding explains it, raise --tolerance {tolerance:g}"
             raise ExportError(f"it differs from the original in its {what} by {found:.2g}: {advice}")
-    aside = output.with_name(output.name + ".tmp")
-    aside.write_bytes(data)
-    os.replace(aside, output)
+    with replacing(output, "wb") as file:
+        file.write(data)
     inputs, outputs = (
         ", ".join(f"{x.name} {x.type.removeprefix('tensor')} {x.shape}" for x in ports)
         for ports in (session.get_inputs(), session.get_outputs())

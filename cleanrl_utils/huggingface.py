@@ -29,6 +29,7 @@ import tyro
 
 from cleanrl_utils import provenance
 from cleanrl_utils.checkpoint import last_step
+from cleanrl_utils.commands import command_again
 from cleanrl_utils.evaluate import (
     SEED_OFFSET,
     Evaluation,
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 ALGORITHMS = Path(__file__).resolve().parents[1] / "cleanrl"
-# Where and how a run was logged says nothing about what was trained.
-NOT_TO_REPRODUCE = {"exp_name", "resume", "track", "wandb_project_name", "wandb_entity", "upload_model", "hf_entity"}
-NOT_TO_REPRODUCE |= {"accelerate"}
 
 
 class HubError(Exception):
@@ -130,24 +128,6 @@ def trained_with(run_dir: Path) -> dict[str, str]:
         return origin
     except (KeyError, TypeError):
         return {"commit": "not known", "versions": "not known"}
-
-
-def command_to_reproduce(args: dict, module: ModuleType, source: Path) -> str:
-    """The training's command: the environment, the seed, and the flags that are not at their default."""
-    defaults = vars(module.Args())
-    computed = source.read_text().partition("# Computed at run time")[2].partition("\ndef ")[0]
-    skipped = NOT_TO_REPRODUCE | set(re.findall(r"^    (\w+):", computed, re.MULTILINE))
-    flags = [f"--env-id {shlex.quote(args['env_id'])}", f"--seed {args['seed']}"]
-    for name, value in args.items():
-        if name in skipped | {"env_id", "seed"} or value == defaults.get(name):
-            continue
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            values = value if isinstance(value, list | tuple) else [value]
-            flags.append(" ".join([f"--{flag}", *(shlex.quote(str(x)) for x in values)]))
-    return f"python cleanrl/{source.name} {' '.join(flags)}"
 
 
 def model_card(
@@ -263,7 +243,7 @@ def push_to_hub(
             shutil.copy(videos[-1], Path(folder, "replay.mp4"))
         scores = {"mean": result.mean, "std": result.std} | asdict(result)
         Path(folder, "evaluation.json").write_text(json.dumps(scores, indent=2))
-        command = command_to_reproduce(args, module, source)
+        command = command_again(source, args)
         card = model_card(repo_id, args, result, command, source, trained_with(run_dir), bool(videos))
         Path(folder, "README.md").write_text(card)
         with explained(f"upload to {repo_id}"):

@@ -25,13 +25,13 @@ import io
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import tokenize
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from cleanrl_utils.git import GitError, run_git
 from cleanrl_utils.lineage_diff import count_changes, html_page, unified
 from cleanrl_utils.lineage_source import Family, LineageError, Source, ancestors, find, load_family
 
@@ -221,16 +221,6 @@ def check_likeness(family: Family, child: Source) -> Problems:
             yield child.definitions[name].lineno, f"{name} is not that of {parent.name}: {why}"
 
 
-def git(folder: Path, *arguments: str, codes: Sequence[int] = (0,)) -> str:
-    try:
-        result = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, encoding="utf-8")
-    except FileNotFoundError:
-        raise LineageError("git is not installed") from None
-    if result.returncode not in codes:
-        raise LineageError(result.stderr.partition("\n")[0].removeprefix("fatal: "))
-    return result.stdout
-
-
 def merge(ours: str, base: str, theirs: str, labels: Sequence[str]) -> str:
     """Carries the change from base to theirs into ours; conflicts are marked."""
     with tempfile.TemporaryDirectory() as folder:
@@ -238,7 +228,7 @@ def merge(ours: str, base: str, theirs: str, labels: Sequence[str]) -> str:
             Path(folder, name).write_text(text, encoding="utf-8", newline="\n")
         flags = [flag for label in labels for flag in ("-L", label)]
         conflicts = range(128)  # git returns their number, and more on an error
-        return git(Path(folder), "merge-file", "--stdout", *flags, "ours", "base", "theirs", codes=conflicts)
+        return run_git("merge-file", "--stdout", *flags, "ours", "base", "theirs", cwd=Path(folder), codes=conflicts)
 
 
 def propagate(family: Family, root: Path, name: str, revision: str, dry_run: bool, colour: bool) -> int:
@@ -247,7 +237,7 @@ def propagate(family: Family, root: Path, name: str, revision: str, dry_run: boo
         raise LineageError(f"{name} is in a cycle of parents: see `lineage check`")
     if marked := [n for n in (name, *below) if CONFLICT.search(family[n].text)]:
         raise LineageError(f"unresolved conflicts in {', '.join(marked)}: resolve them first")
-    before = {n: family[n].text for n in below} | {name: git(root, "show", f"{revision}:./cleanrl/{name}")}
+    before = {n: family[n].text for n in below} | {name: run_git("show", f"{revision}:./cleanrl/{name}", cwd=root)}
     after = {name: family[name].text}
     if before[name] == after[name]:
         print(f"{name} has not changed since {revision}: nothing to propagate")
@@ -352,7 +342,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
     try:
         return run(args)
-    except (LineageError, OSError) as error:
+    except (LineageError, GitError, OSError) as error:
         print(f"lineage: {error}", file=sys.stderr)
         return 2
 

@@ -10,22 +10,15 @@ import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 from cleanrl_utils import backend
+from cleanrl_utils.files import replacing
+from cleanrl_utils.git import git
 
 PACKAGES = ("torch", "jax", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
-
-
-def git(*command: str, cwd: Path | None = None) -> str:
-    """The output of a git command, empty where there is no git or no repository."""
-    try:
-        return subprocess.run(["git", *command], capture_output=True, text=True, cwd=cwd).stdout.strip()
-    except OSError:
-        return ""
 
 
 def hardware() -> str:
@@ -73,13 +66,8 @@ def read(run_dir: str | Path) -> dict:
 
 
 def write_json(path: Path, facts: dict) -> None:
-    """Aside, then renamed into place: nobody ever reads half of it."""
-    aside = path.with_suffix(".tmp")
-    try:
-        aside.write_text(json.dumps(facts, indent=2))
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with replacing(path) as file:
+        json.dump(facts, file, indent=2)
 
 
 def write(run_dir: str | Path, facts: dict) -> None:

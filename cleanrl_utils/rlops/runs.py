@@ -1,12 +1,9 @@
 """Runs from where they are: folders with TensorBoard events, result files in git, or Weights & Biases."""
 
-import ast
 import csv
 import hashlib
 import json
-import os
 import re
-import shlex
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,7 +14,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from cleanrl_utils.provenance import git
+from cleanrl_utils.commands import command_again
+from cleanrl_utils.files import replacing
+from cleanrl_utils.git import git
 from cleanrl_utils.rlops.events import Curve, read_scalars
 
 RETURN = "charts/episodic_return"
@@ -132,39 +131,6 @@ def finite(name: str, curves: dict[str, Curve], warn: Warn) -> dict[str, Curve]:
     return kept
 
 
-@cache  # hundreds of runs are of a few files
-def defaults(source: str) -> dict[str, Any]:
-    """The arguments of an algorithm's source with their defaults, where those are written out; nothing is executed."""
-    found = {}
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef) and node.name == "Args":
-            for line in node.body:
-                if isinstance(line, ast.AnnAssign) and line.value is not None:
-                    try:
-                        found[line.target.id] = ast.literal_eval(line.value)
-                    except ValueError:  # computed, like exp_name
-                        pass
-    return found
-
-
-def command(source: Path, args: dict) -> str:
-    """The command that makes this run again."""
-    known = defaults(source.read_text())
-    words = ["python", f"cleanrl/{source.name}"]
-    for name, value in args.items():
-        wanted = name in ("env_id", "seed") or (name in known and known[name] != value and name not in PLUMBING)
-        if name == "exp_name":
-            wanted = value != source.stem
-        if not wanted or name in COMPUTED:
-            continue
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            words += [f"--{flag}", *(map(str, value) if isinstance(value, list) else [str(value)])]
-    return shlex.join(words)
-
-
 @cache
 def commit_of(name: str, source: str) -> str:
     """The first commit of this repository whose cleanrl/{name} is exactly this source; empty if there is none."""
@@ -219,7 +185,7 @@ def read_folder(run_dir: Path, warn: Warn, wanted: Callable[[dict], bool] = lamb
     source = next(run_dir.glob("*.py"), None)
     if source:
         try:
-            run.command = command(source, args)
+            run.command = command_again(source, args)
         except SyntaxError:
             pass
     if (run_dir / "provenance.json").exists():
@@ -288,10 +254,7 @@ def read_results(result_file: Path) -> list[Run]:
 
 
 def append_results(result_file: Path, runs: Iterable[Run]) -> tuple[int, int]:
-    """Add runs to a result file; one that is there with fewer steps is replaced. Returns how many were added, replaced.
-
-    Written aside and renamed into place.
-    """
+    """Add runs to a result file; one that is there with fewer steps is replaced. Returns how many were, of both."""
     kept: dict[tuple, list[dict]] = {}
     if result_file.exists():
         for row in read_rows(result_file):
@@ -308,12 +271,10 @@ def append_results(result_file: Path, runs: Iterable[Run]) -> tuple[int, int]:
             continue
         kept[key(rows[0])] = rows
     ordered = sorted(kept.values(), key=lambda rows: (rows[0]["algorithm"], rows[0]["env_id"], int(rows[0]["seed"])))
-    aside = result_file.with_suffix(".tmp")
-    with open(aside, "w", newline="") as file:
+    with replacing(result_file) as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(row for rows in ordered for row in rows)
-    os.replace(aside, result_file)
     return added, replaced
 
 
