@@ -1,4 +1,4 @@
-"""Search one set of hyper-parameters for two environments: python tuner_example.py (see docs/get-started/tuner.md)."""
+"""Search one set of hyper-parameters for two environments: python tuner_example.py"""
 
 import sys
 
@@ -32,6 +32,4 @@ tuner = Tuner(
     pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
     sampler=optuna.samplers.TPESampler(),
 )
-
-if __name__ == "__main__":
-    tuner.tune(num_trials=100, num_seeds=3)
+tuner.tune(num_trials=100, num_seeds=3, workers=2)

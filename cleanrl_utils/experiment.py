@@ -1,45 +1,21 @@
-"""One experiment of a benchmark: a script, an environment and a seed, watched until it ends.
+"""One experiment of a benchmark: a script, an environment and a seed, and how far it is.
 
-Usage (the engines of `cleanrl_utils.benchmark` call it, each on the machine that trains):
-    python -m cleanrl_utils.experiment SPEC [LINE] [--cpus 0,1] [--leash] [--echo]
-
-SPEC is an `Experiment` as JSON, or a file of them, one a line. Everything that is known about an experiment lies in
-`runs/benchmark/{name}/`: `state.json`, `log.txt` and `lock`. Only the standard library is imported: it starts fast.
+Everything that is known about it lies in `runs/benchmark/{name}/`: `state.json`, `log.txt` and `lock`.
 """
 
-import argparse
-import ctypes
 import fcntl
 import hashlib
 import json
 import os
 import re
-import selectors
 import shlex
-import shutil
-import signal
-import socket
-import subprocess
 import sys
-import time
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
 
-LIBC = ctypes.CDLL(None)
+from cleanrl_utils.files import replacing
+
 ROOT = Path("runs/benchmark")
-# Seconds that a script has after Ctrl+C, to save its state and to stop, and again after SIGTERM, before it is killed.
-# Slurm and AWS kill what is left of a job 30 s after they have asked it to stop.
-GRACE = 30.0
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-USAGE_ERROR = 2  # the exit code of a program that was called with wrong flags
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# What the scripts print when their output is no terminal, and their last word.
-PROGRESS = re.compile(rb"global_step=(\d+), episodic_return=(-?[\d.]+|nan), SPS=(\d+)")
-FINAL_RETURN = re.compile(rb"mean return (-?[\d.]+) over the last")
 
 
 @dataclass(frozen=True)
@@ -141,15 +117,9 @@ def read_note(experiment: Experiment) -> str | None:
 
 
 def write_state(experiment: Experiment, state: State, durable: bool = True) -> None:
-    """Aside, then renamed into place: whoever reads finds the old or the new state, never half of one."""
-    experiment.folder.mkdir(parents=True, exist_ok=True)
     aside = experiment.folder / f"state.{os.getpid()}.tmp"
-    with open(aside, "w") as file:
+    with replacing(experiment.folder / "state.json", durable=durable, aside=aside) as file:
         json.dump(asdict(state), file, indent=1)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(aside, experiment.folder / "state.json")
 
 
 def is_locked(experiment: Experiment) -> bool:
@@ -164,329 +134,8 @@ def is_locked(experiment: Experiment) -> bool:
     return False
 
 
-def tail(path: Path, lines: int = 15) -> str:
-    """The last lines of a file, without reading all of it."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 64_000))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    kept = [line.rstrip()[-500:] for line in text.replace("\r", "\n").splitlines() if line.strip()]
-    return "\n".join(kept[-lines:])
-
-
 def digest_of(script: str | None) -> str | None:
     try:
         return hashlib.sha256(Path(script).read_bytes()).hexdigest()[:16] if script else None
     except OSError:
         return None
-
-
-class CappedLog:
-    """A log file that never grows beyond its limit: it keeps its first tenth and its end, and says what is missing.
-
-    What is written reaches the file with `flush`: of a flood between two of those, only the end touches the disk.
-    """
-
-    def __init__(self, path: Path, limit: int):
-        self.path, self.limit = path, limit
-        self.dropped, self.gap = 0, b""  # bytes left out, and the line that says so
-        self.buffer: deque[bytes] = deque()
-        self.buffered, self.flooded, self.complained = 0, False, False
-        self.size = path.stat().st_size if path.exists() else 0
-
-    def write(self, data: bytes) -> None:
-        self.buffer.append(data)
-        self.buffered += len(data)
-        if self.size < self.limit // 10:
-            self.flush()
-        while self.buffer and self.buffered - len(self.buffer[0]) >= self.limit // 2:
-            self.flooded = True
-            self.buffered -= len(self.buffer[0])
-            self.dropped += len(self.buffer.popleft())
-
-    def flush(self) -> None:
-        data = b"".join(self.buffer)
-        self.buffer.clear()
-        self.buffered = 0
-        try:
-            if self.flooded or self.size + len(data) > self.limit:
-                self.rewrite(data)
-            elif data:
-                with open(self.path, "ab") as file:
-                    file.write(data)
-                self.size += len(data)
-        except OSError as error:  # a full disk ends the log, not the training
-            if not self.complained:
-                print(f"{self.path}: {error.strerror}", file=sys.stderr)
-            self.complained = True
-
-    def rewrite(self, data: bytes) -> None:
-        """Leave out the middle."""
-        content = self.path.read_bytes() if self.size else b""
-        if not self.flooded:
-            content += data
-        head, body = content[: self.limit // 10], content[self.limit // 10 + len(self.gap) :]
-        if self.flooded:  # what lies between the file and the data is lost, so that all of it is one gap
-            self.dropped += len(body)
-            body = data
-        end = body[-self.limit // 2 :]
-        self.dropped += len(body) - len(end)
-        self.gap = b"\n[... %d bytes left out: --max-log-mb ...]\n" % self.dropped
-        aside = self.path.with_suffix(".tmp")
-        aside.write_bytes(head + self.gap + end)
-        os.replace(aside, self.path)
-        self.size, self.flooded = len(head) + len(self.gap) + len(end), False
-
-
-class Supervisor:
-    """Runs an experiment's command until it ends, is too late, or this process is told to stop."""
-
-    def __init__(self, experiment: Experiment, leash: bool = False, echo: bool = False):
-        self.experiment, self.echo = experiment, echo
-        self.stops = 0  # how often we were told to stop
-        self.selector = selectors.DefaultSelector()
-        # Signals (the child's end among them) wake up the selector: no polling while nothing happens.
-        self.wakeup, wake = socket.socketpair()
-        for end in (self.wakeup, wake):
-            end.setblocking(False)
-        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        self._wake = wake  # keeps it open
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in STOPS:
-            signal.signal(number, self.ask_to_stop)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*STOPS, signal.SIGCHLD})  # Ray's workers block some
-        self.selector.register(self.wakeup, selectors.EVENT_READ, "signal")
-        if leash:  # the engine holds the other end of our input: its end, by kill -9 even, is ours
-            self.selector.register(sys.stdin, selectors.EVENT_READ, "leash")
-
-    def ask_to_stop(self, *_: object) -> None:
-        self.stops += 1
-
-    def wait(self, seconds: float | None) -> bytes:
-        """Sleep until something happens; returns what the script printed meanwhile."""
-        output = b""
-        for key, _ in self.selector.select(seconds):
-            if key.data == "output":
-                output = os.read(key.fd, 1 << 20)
-                if not output:
-                    self.selector.unregister(key.fd)
-            elif key.data == "signal":
-                self.wakeup.recv(4096)
-            elif not os.read(key.fd, 1):
-                self.selector.unregister(key.fileobj)
-                self.stops += 1
-        return output
-
-    @contextmanager
-    def locked(self) -> Iterator[int | None]:
-        """Wait until nobody else runs this experiment; yields the lock, or None when told to stop.
-
-        The script inherits the lock: should all else be killed, it holds it for as long as it lives.
-        """
-        self.experiment.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.experiment.folder / "lock", "w") as file:
-            while not self.stops:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    self.wait(0.5)
-                except OSError as error:
-                    print(f"no locks on this file system ({error.strerror}): start it only once", file=sys.stderr)
-                    break
-            yield None if self.stops else file.fileno()
-
-    def run(self) -> State:
-        """Run the experiment, and again where it failed and may be retried."""
-        with self.locked() as lock:
-            state = read_state(self.experiment)
-            if lock is None or state.is_done:  # or another process has finished it while we waited
-                return state
-            log = CappedLog(self.experiment.log, int(self.experiment.max_log_mb * 1e6))
-            for _ in range(self.experiment.retries + 1):
-                self.attempt(state, lock, log)
-                log.flush()
-                if state.status != "failed" or state.exit_code == USAGE_ERROR or self.stops:
-                    break
-            write_state(self.experiment, state)  # a failure that is retried is nobody's business
-            return state
-
-    def attempt(self, state: State, lock: int, log: CappedLog) -> None:
-        """Start the script, from its checkpoint if it has one, and follow it to its end."""
-        experiment = self.experiment
-        argv = experiment.argv
-        if state.is_resumable:
-            argv += ["--resume", state.run_dir]
-        else:
-            state.step, state.seconds, state.sps, state.episodic_return = 0, 0.0, None, None
-            if state.run_dir and Path(state.run_dir).exists():  # of no use, and a second curve of one seed confuses
-                (experiment.folder / "abandoned").mkdir(exist_ok=True)
-                shutil.move(state.run_dir, experiment.folder / "abandoned")
-            state.run_dir = None
-        experiment.note.unlink(missing_ok=True)
-        state.status, state.reason, state.exit_code = "running", "", None
-        state.attempts += 1
-        state.started, state.host, state.pid = time.time(), socket.gethostname(), os.getpid()
-        state.script_digest = digest_of(experiment.script)
-        log.write(f"[{time.strftime('%F %T')}] attempt {state.attempts}: {shlex.join(argv)}\n".encode())
-        environment = dict(os.environ) | {
-            "PYTHONUNBUFFERED": "1",
-            "CLEANRL_RUN_DIR_FILE": str(experiment.note.absolute()),
-        }
-        for variable in THREAD_VARIABLES if experiment.threads else ():
-            environment.setdefault(variable, str(experiment.threads))  # who has set one knows better
-        try:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                process_group=0,  # its own, to be stopped as a whole; a session of its own would escape `nice` on Linux
-                pass_fds=(lock,),
-                pipesize=1 << 20 if sys.platform == "linux" else -1,
-                preexec_fn=prepare_child,
-            )
-        except OSError as error:
-            state.status, state.reason = "failed", f"cannot start {argv[0]}: {error.strerror}"
-            return
-        stopped = self.follow(process, state, log)
-        seconds = time.time() - state.started
-        state.seconds += seconds
-        state.exit_code, state.pid = process.returncode, None
-        if stopped:
-            state.status, state.reason = ("interrupted", "") if self.stops else ("failed", stopped)
-        elif process.returncode == 0:
-            state.status = "done"
-        else:
-            state.status, state.reason = "failed", explain(process.returncode)
-        outcome = f"{state.status}: {state.reason}" if state.reason else state.status
-        log.write(f"[{time.strftime('%F %T')}] {outcome} after {seconds:.1f} s\n".encode())
-
-    def follow(self, process: subprocess.Popen, state: State, log: CappedLog) -> str:
-        """Copy its output into the log and its progress into the state; returns why it was stopped, if it was."""
-        start, stopped, signals, recent = time.monotonic(), "", iter(()), b""
-        last_write, next_write, next_signal, echoed = start, start, float("inf"), 0
-        self.selector.register(process.stdout, selectors.EVENT_READ, "output")
-        deadline = start + (self.experiment.timeout or float("inf"))
-        stops = 0
-        while process.poll() is None:
-            now = time.monotonic()
-            if self.stops > stops or (now > deadline and not stopped):
-                stopped = "told to stop" if self.stops else f"timed out after {self.experiment.timeout:g} s"
-                insist = stops > 0  # told twice: at once
-                stops, next_signal = self.stops, now
-                signals = iter([signal.SIGKILL] if insist else [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-            if now >= next_signal:
-                signal_group(process.pid, next(signals, signal.SIGKILL))
-                next_signal = now + GRACE
-            if now >= next_write:
-                self.note_progress(state, recent)
-                log.flush()
-                last_write, next_write = now, float("inf")
-            until = min(deadline if not stopped else float("inf"), next_signal, next_write)
-            output = self.wait(None if until == float("inf") else max(0.0, until - now))
-            if output:
-                log.write(output)
-                recent = (recent + output[-8192:])[-8192:]
-                next_write = min(next_write, last_write + 1)  # once a second is enough
-                echoed += self.repeat(output, echoed)
-        signal_group(process.pid, signal.SIGKILL)  # what it left behind
-        os.set_blocking(process.stdout.fileno(), False)
-        while output := read_available(process.stdout):
-            log.write(output)
-            recent = (recent + output[-8192:])[-8192:]
-            echoed += self.repeat(output, echoed)
-        if process.stdout.fileno() in {key.fd for key in self.selector.get_map().values()}:
-            self.selector.unregister(process.stdout)
-        process.stdout.close()
-        self.note_progress(state, recent)
-        return stopped
-
-    def repeat(self, output: bytes, echoed: int) -> int:
-        """Where asked, print the output as well, for a scheduler that collects it; as much as the log may hold."""
-        if self.echo and echoed < self.experiment.max_log_mb * 1e6:
-            sys.stdout.buffer.write(output)
-            sys.stdout.buffer.flush()
-        return len(output)
-
-    def note_progress(self, state: State, recent: bytes) -> None:
-        """Read the script's last progress line, and where its run folder is."""
-        if state.run_dir is None or state.total_steps is None:
-            state.run_dir = state.run_dir or read_note(self.experiment)
-            try:
-                state.total_steps = json.loads(Path(state.run_dir or "", "args.json").read_text())["total_timesteps"]
-            except (OSError, ValueError, KeyError):
-                pass  # not there yet, or not a script of ours
-        note_lines(state, recent)
-        write_state(self.experiment, state, durable=False)
-
-
-def note_lines(state: State, output: bytes) -> None:
-    """What the script's last lines say of its progress."""
-    if lines := PROGRESS.findall(output):
-        step, episodic_return, sps = lines[-1]
-        state.step, state.episodic_return, state.sps = int(step), float(episodic_return), float(sps)
-    if final := FINAL_RETURN.findall(output):
-        state.episodic_return, state.step = float(final[-1]), state.total_steps or state.step
-
-
-def read_available(pipe: IO[bytes]) -> bytes:
-    try:
-        return os.read(pipe.fileno(), 1 << 20)
-    except BlockingIOError:  # a process that left the group still holds the pipe: do not wait for it
-        return b""
-
-
-def signal_group(pid: int, number: int) -> None:
-    try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
-        pass
-
-
-def prepare_child() -> None:
-    """In the new process: heed Ctrl+C even if the benchmark runs in the background, and die with the supervisor."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if sys.platform == "linux":
-        LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def explain(exit_code: int) -> str:
-    if exit_code >= 0:
-        return f"exit code {exit_code}"
-    try:
-        name = signal.Signals(-exit_code).name
-    except ValueError:
-        name = f"signal {-exit_code}"
-    return f"killed by {name}" + (" (out of memory?)" if exit_code == -signal.SIGKILL else "")
-
-
-def load(spec: str, line: int | None) -> Experiment:
-    """An experiment from its JSON, or from a line of a file of them."""
-    if line is not None:
-        spec = Path(spec).read_text().splitlines()[line]
-    return Experiment(**json.loads(spec))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("spec", help="an experiment as JSON, or a file with one a line")
-    parser.add_argument("line", nargs="?", type=int, help="which line of the file, from 0 on")
-    parser.add_argument("--cpus", help="the CPUs it may use, such as 0,1")
-    parser.add_argument("--leash", action="store_true", help="stop when the standard input is closed")
-    parser.add_argument("--echo", action="store_true", help="print what the script prints")
-    args = parser.parse_args()
-    if args.cpus and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, [int(cpu) for cpu in args.cpus.split(",")])
-    experiment = load(args.spec, args.line)
-    state = Supervisor(experiment, args.leash, args.echo).run()
-    if args.echo:  # once more the end, should the output have been too long to be printed
-        print(tail(experiment.log))
-    sys.exit(state.status != "done")
-
-
-if __name__ == "__main__":
-    main()

@@ -27,7 +27,8 @@ import torch
 import tyro
 from safetensors import SafetensorError
 
-from cleanrl_utils.evaluate import EnvPoolGames, describe_age, load_run, model_args, model_step
+from cleanrl_utils.envpool_games import EnvPoolGames, is_pool
+from cleanrl_utils.evaluate import describe_age, load_run, model_args, model_step
 from cleanrl_utils.files import replacing
 
 TOLERANCE = 1e-5
@@ -209,7 +210,7 @@ def export(
         raise ExportError(f"{age}; to export the old one: --allow-stale")
     output = Path(output or model_path.with_suffix(".onnx"))
     envs = module.make_envs(args["env_id"], BATCH, False, "")
-    if hasattr(envs, "recv"):
+    if is_pool(envs):
         envs = EnvPoolGames(envs)
     obs = sample_observations(envs, 40 * BATCH, np.random.default_rng(seed))
     try:

@@ -11,6 +11,7 @@ import numpy as np
 from cleanrl_utils import backend, jax_trees, ranks
 from cleanrl_utils.backend import is_tensor
 from cleanrl_utils.checkpoint import OURS
+from cleanrl_utils.envpool_games import is_pool, new_pool
 from cleanrl_utils.snapshot import reset_with_fresh_seeds, restore_snapshot
 
 # What belongs to the episodes that the environments are in. If those start again, so does this.
@@ -129,18 +130,10 @@ def start_again(envs: Any, seed: int) -> tuple[Any, np.ndarray]:
     if isinstance(envs, list):  # pools of EnvPool, which take their seeds when they are made
         envs[:] = [new_pool(pool, seed + idx) for idx, pool in enumerate(envs)]
         return envs, np.concatenate([pool.reset()[0] for pool in envs])
-    if hasattr(envs, "recv"):
+    if is_pool(envs):
         envs = new_pool(envs, seed)
         return envs, envs.reset()[0]
     return envs, reset_with_fresh_seeds(envs, seed)
-
-
-def new_pool(pool: Any, seed: int) -> Any:
-    """A pool of EnvPool like this one with another seed."""
-    spec_class = type(pool.spec)
-    config = spec_class.gen_config(**(pool.config | {"seed": seed}))
-    pool.close()
-    return type(pool)(spec_class(config))
 
 
 def what_has_changed(checkpoint: dict) -> str:

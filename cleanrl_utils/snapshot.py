@@ -22,7 +22,6 @@ import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -30,16 +29,13 @@ import gymnasium as gym
 import numpy as np
 
 from cleanrl_utils import backend
+from cleanrl_utils.simulators import ATARI, DM_CONTROL, PETTINGZOO, class_names, contents, put_back
 
 # Attributes that say how an environment is built, not where it is.
 STRUCTURE = {"env", "envs", "env_fns", "spec", "metadata", "_saved_kwargs", "recorded_frames"}
 # Attributes that usually belong to a window; where they hold plain data, they belong to the game.
 RENDERING = {"screen", "clock", "surf", "font", "window", "window_surface", "renderer", "viewer", "mujoco_renderer"}
 PLAIN_DATA = (int, float, str, np.ndarray, list, tuple, dict, set, deque)
-# The emulator of PettingZoo, for games of several players
-PETTINGZOO = "multi_agent_ale_py.ale_python_interface.ALEInterface"
-# Games that ALE 0.12.1 restores with faults: a wrong reward, a picture that is not drawn anew, another cartridge clock.
-FAULTY_GAMES = {"miniature_golf", "tic_tac_toe_3d", "pitfall2"}
 
 
 def layers(envs: Any) -> Iterator[Any]:
@@ -50,15 +46,10 @@ def layers(envs: Any) -> Iterator[Any]:
             yield from layers(inner)
 
 
-def class_names(x: Any) -> set[str]:
-    return {f"{cls.__module__}.{cls.__name__}" for cls in type(x).__mro__}
-
-
 class Freezer(pickle.Pickler):
     """A pickler that leaves simulators where they are: it writes their number, and lists them in `simulators`."""
 
-    SIMULATORS = {"mujoco._structs.MjModel", "mujoco._structs.MjData", "dm_control.mujoco.engine.Physics"}
-    SIMULATORS |= {"ale_py._ale_py.ALEInterface", PETTINGZOO}
+    SIMULATORS = {"mujoco._structs.MjModel", "mujoco._structs.MjData", DM_CONTROL, ATARI, PETTINGZOO}
     # dm_control's composer compiles a new simulator for each episode: there is nothing to put its contents into.
     REFUSED = {
         "gymnasium.core.Env",
@@ -290,112 +281,3 @@ def end_games(envs: Any) -> None:
     for layer in layers(envs):
         if "was_real_done" in vars(layer):  # EpisodicLifeEnv of stable_baselines3
             layer.was_real_done = True
-
-
-# Simulators
-
-
-def contents(simulator: Any) -> Any:
-    """What holds the state of a simulator: MuJoCo's own structures, or what can be got out of an Atari emulator."""
-    names = class_names(simulator)
-    if "ale_py._ale_py.ALEInterface" in names:
-        return atari_contents(simulator)
-    if PETTINGZOO in names:
-        return pettingzoo_contents(simulator)
-    return simulator.data.ptr if "dm_control.mujoco.engine.Physics" in names else simulator
-
-
-def put_back(simulator: Any, saved: Any) -> None:
-    if "ale_py._ale_py.ALEInterface" in class_names(simulator):
-        put_back_atari(simulator, *saved)
-    elif PETTINGZOO in class_names(simulator):
-        put_back_pettingzoo(simulator, saved)
-    else:
-        put_back_mujoco(contents(simulator), saved)
-
-
-def put_back_mujoco(live: Any, saved: Any) -> None:
-    """Overwrite a MjModel or MjData in place.
-
-    All of it, not only what `mj_getState` holds: a step leaves derived positions that lag behind the state, setting the
-    state would derive others, and Humanoid's next reward reads them. Tasks may change the model, too: move a target.
-    """
-    import mujoco
-
-    if isinstance(live, mujoco.MjData):
-        mujoco.mj_copyData(live, live.model, saved)
-        live, saved = live.model, saved.model
-    copy_fields(live, saved, np.ndarray)  # its numbers are sizes: the same, as it is the same model
-    copy_fields(live.opt, saved.opt, np.ndarray | float | int)
-
-
-def copy_fields(live: Any, saved: Any, kind: Any) -> None:
-    for name in dir(saved):
-        value = None if name.startswith("_") else getattr(saved, name)
-        if isinstance(value, np.ndarray) and isinstance(value, kind):
-            getattr(live, name)[...] = value
-        elif isinstance(value, kind):
-            setattr(live, name, value)
-
-
-def atari_contents(ale: Any) -> tuple[Any, Any]:
-    """The state of an Atari emulator with its random generators, and the action that it may repeat next.
-
-    With sticky actions that is the last one which had an effect. ALE neither saves nor tells it: it is found by trying
-    which one leads to the same future. If several do, none of the coming repetitions depends on the choice.
-    """
-    if Path(ale.getString("rom_file")).stem in FAULTY_GAMES:
-        raise ValueError("ALE does not restore this game")
-    state, actions = ale.cloneState(include_rng=True), ale.getLegalActionSet()
-    if atari_frames(ale) == 0:
-        return state, actions[0]
-    future = atari_future(ale, actions[0])
-    for action in actions:
-        put_back_atari(ale, state, action)
-        if atari_future(ale, actions[0]) == future:
-            put_back_atari(ale, state, action)
-            return state, action
-    raise ValueError("the emulator repeats an action that it cannot be made to take")
-
-
-def atari_frames(ale: Any) -> int:
-    """So many that an action is repeated for all of them with a probability of e^-40, i.e. never."""
-    probability = ale.getFloat("repeat_action_probability")
-    return math.ceil(-40 / math.log(probability)) if probability else 0
-
-
-def atari_future(ale: Any, action: Any) -> list[bytes]:
-    """The states that follow, long enough to see all of the coming repetitions of the last action."""
-    states = []
-    for _ in range(atari_frames(ale)):
-        ale.act(action)
-        states.append(ale.cloneState(include_rng=False).serialize())
-    return states
-
-
-def put_back_atari(ale: Any, state: Any, action: Any) -> None:
-    """Make `action` the last one, and restore the state, once more after a frame of the game.
-
-    For ALE leaves out where its video chip is: in a new emulator, Qbert would go on otherwise. There remains the first
-    frame of Yars' Revenge, a few pixels of which may differ; with frames skipped, as usual, nobody sees it.
-    """
-    ale.restoreState(state)
-    for _ in range(atari_frames(ale)):
-        ale.act(action)
-    ale.restoreState(state)
-    ale.act(action)
-    ale.restoreState(state)
-
-
-def pettingzoo_contents(ale: Any) -> np.ndarray:
-    """The state of PettingZoo's emulator with its random generators, as bytes."""
-    state = ale.cloneSystemState()  # a pointer, to be freed
-    encoded = ale.encodeState(state)
-    ale.deleteState(state)
-    return encoded
-
-
-def put_back_pettingzoo(ale: Any, encoded: np.ndarray) -> None:
-    state = ale.decodeState(encoded)
-    ale.restoreSystemState(state)
-    ale.deleteState(state)

@@ -196,7 +196,7 @@ resource "aws_batch_job_definition" "cleanrl" {
   # Command, resources and variables are those of each job: see cleanrl_utils/engines/aws.py
   container_properties = jsonencode({
     image            = "${aws_ecr_repository.cleanrl.repository_url}:latest"
-    command          = ["python", "-m", "cleanrl_utils.experiment", "--help"]
+    command          = ["python", "-m", "cleanrl_utils.supervisor", "--help"]
     executionRoleArn = aws_iam_role.execution.arn
     resourceRequirements = [
       { type = "VCPU", value = "1" },

@@ -16,8 +16,10 @@ import pytest
 from conftest import PPO, ROOT, curves, heed_interrupts
 
 from cleanrl_utils import benchmark
+from cleanrl_utils.benchmark_view import seconds_left
 from cleanrl_utils.engines.local import share
-from cleanrl_utils.experiment import CappedLog, Experiment, State, read_state
+from cleanrl_utils.experiment import Experiment, State, read_state
+from cleanrl_utils.logs import CappedLog
 
 STAND_IN = ROOT / "tests" / "stand_in.py"
 
@@ -177,7 +179,7 @@ def test_two_benchmarks_at_once_share_the_work(runner):
 
 def test_what_ignores_every_signal_is_killed(runner):
     spec = json.dumps({"command": f"python {STAND_IN}", "env_id": "stubborn", "seed": 1, "timeout": 1})
-    impatient = "import cleanrl_utils.experiment as experiment; experiment.GRACE = 0.3; experiment.main()"
+    impatient = "import cleanrl_utils.supervisor as supervisor; supervisor.GRACE = 0.3; supervisor.main()"
     assert runner.run("-c", impatient, spec, check=False).returncode == 1
     (state,) = states(runner.folder).values()
     assert (state["status"], state["reason"], state["exit_code"]) == ("failed", "timed out after 1 s", -9)
@@ -311,10 +313,10 @@ def test_time_left_follows_the_pace_so_far():
     now = time.time()
     done = State(status="done", seconds=100)
     half = State(status="running", started=now - 50, step=500, total_steps=1000, sps=10)
-    assert benchmark.seconds_left([done, done], 2) == 0
-    assert benchmark.seconds_left([State()], 2) is None
-    assert benchmark.seconds_left([done, half, half, State(), State()], 2) == pytest.approx(150, abs=1)
-    assert benchmark.seconds_left([done, State(status="running", started=now - 30)], 1) == pytest.approx(70, abs=1)
+    assert seconds_left([done, done], 2) == 0
+    assert seconds_left([State()], 2) is None
+    assert seconds_left([done, half, half, State(), State()], 2) == pytest.approx(150, abs=1)
+    assert seconds_left([done, State(status="running", started=now - 30)], 1) == pytest.approx(70, abs=1)
 
 
 def test_other_flags_are_another_experiment_but_other_limits_are_not():

@@ -38,7 +38,7 @@ def test_the_container_holds_all_that_the_install_and_an_experiment_need(tmp_pat
             assert all((tmp_path / name).exists() for name in needed), "copied after the install that needs it"
     extras = next(rest[0] for word, *rest in DOCKERFILE if word == "ARG").split("=")[1].split(",")
     assert set(extras) <= project["optional-dependencies"].keys()
-    origin = "import cleanrl_utils.experiment as x, cleanrl_utils.engines.aws as y; print(x.__file__, y.__file__)"
+    origin = "import cleanrl_utils.supervisor as x, cleanrl_utils.engines.aws as y; print(x.__file__, y.__file__)"
     result = subprocess.run([sys.executable, "-c", origin], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert all(Path(path).is_relative_to(tmp_path) for path in result.stdout.split())
     assert (tmp_path / "cleanrl" / "ppo.py").exists()

@@ -20,7 +20,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from cleanrl import ppo_atari
 from cleanrl.ppo_atari_envpool import Agent, Args, load_policy, make_envs, ppo_loss
-from cleanrl_utils.evaluate import EnvPoolGames, evaluate, main
+from cleanrl_utils.envpool_games import EnvPoolGames
+from cleanrl_utils.evaluate import evaluate, main
 
 envpool = pytest.importorskip("envpool", reason="needs cleanrl[envpool]", exc_type=ImportError)
 SCRIPT = ROOT / "cleanrl" / "ppo_atari_envpool.py"

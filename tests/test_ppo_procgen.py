@@ -20,7 +20,8 @@ from cleanrl import ppo_atari_envpool, ppo_continuous_action, ppo_procgen
 from cleanrl.ppo_procgen import Agent, Args, load_policy, make_envs
 from cleanrl_utils import run as cleanrl_run
 from cleanrl_utils.env_errors import explain_env_error
-from cleanrl_utils.evaluate import EnvPoolGames, evaluate
+from cleanrl_utils.envpool_games import EnvPoolGames
+from cleanrl_utils.evaluate import evaluate
 
 envpool = pytest.importorskip("envpool", reason="needs cleanrl[procgen]", exc_type=ImportError)
 pytest.importorskip("envpool.procgen.procgen_envpool", reason="needs the system's libqt5gui5", exc_type=ImportError)

@@ -21,8 +21,9 @@ import pytest
 from conftest import ROOT
 
 optuna = pytest.importorskip("optuna", reason="the extra optuna is not installed")
-from cleanrl_utils import tuner as tuner_module  # noqa: E402
-from cleanrl_utils.tuner import TENTHS, Experiment, Tuner  # noqa: E402
+from cleanrl_utils.tuner import Tuner, session  # noqa: E402
+from cleanrl_utils.tuner.storage import open_storage  # noqa: E402
+from cleanrl_utils.tuner.training import TENTHS, Training  # noqa: E402
 
 # Trains like an algorithm file, as far as a tuner can see, but needs no PyTorch: the return is `quality` x progress.
 SCRIPT = """
@@ -62,7 +63,7 @@ with open("calls.txt", "a") as calls:
 def folder(tmp_path, monkeypatch) -> Path:
     (tmp_path / "stand_in.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tuner_module, "POLL", 0.05)
+    monkeypatch.setattr(session, "POLL", 0.05)
     return tmp_path
 
 
@@ -115,9 +116,9 @@ def test_scores_are_normalized_aggregated_over_environments_and_averaged_over_se
     tuner = make(target_scores=targets, aggregation_type=aggregation_type)
     # A scores 0 and 1 with seeds 1 and 2, B scores 2 and 3
     values = {("A-v0", 1): 0, ("B-v0", 1): 30, ("A-v0", 2): 10, ("B-v0", 2): 50}
-    experiments = [Experiment(*key, [], "", Path(), [None] * 9 + [value]) for key, value in values.items()]
-    assert tuner.score(experiments, seed=2, tenth=TENTHS - 1) == expected
-    assert tuner.score(experiments, seed=2, tenth=3) is None  # no episode had ended there
+    trainings = [Training(*key, [], "", Path(), [None] * 9 + [value]) for key, value in values.items()]
+    assert tuner.score(trainings, seed=2, tenth=TENTHS - 1) == expected
+    assert tuner.score(trainings, seed=2, tenth=3) is None  # no episode had ended there
 
 
 def test_the_score_is_the_mean_of_the_last_values_of_the_metric(folder):
@@ -138,14 +139,14 @@ def test_the_best_parameters_are_printed_as_commands_that_run(folder, capsys):
 
 
 def test_workers_train_at_once(folder):
-    make(lambda trial: {"quality": 1, "pause": 0.1}, workers=2).tune(num_trials=2, num_seeds=1)
+    make(lambda trial: {"quality": trial.number, "pause": 0.1}, workers=2).tune(num_trials=2, num_seeds=1)
     first, second = calls(folder)
     assert second["start"] < min(call["end"] for call in calls(folder, "end"))
 
 
 def test_a_hopeless_trial_is_pruned_while_it_trains(folder, capsys):
     def params_fn(trial):  # the third trial is bad, and would take minutes
-        return {"quality": 1.0 if trial.number < 2 else 0.1, "pause": 0 if trial.number < 2 else 30}
+        return {"quality": 1.0 - 0.45 * trial.number, "pause": 0 if trial.number < 2 else 30}
 
     start = time.monotonic()
     pruner = optuna.pruners.MedianPruner(n_startup_trials=2)
@@ -174,24 +175,65 @@ def test_a_failed_trial_is_reported_with_its_log_and_not_scored(folder, capsys):
 
 def test_when_every_trial_fails_the_search_stops(folder):
     with pytest.raises(SystemExit, match="the first 3 trials have failed"):
-        make(lambda trial: {"fail-on": "A-v0"}).tune(num_trials=50, num_seeds=1)
+        make(lambda trial: {"fail-on": "A-v0", "quality": trial.number}).tune(num_trials=50, num_seeds=1)
     assert len(trials_of()) == 3
 
 
-def test_a_metric_that_was_never_logged_is_a_failure(folder, capsys):
-    with pytest.raises(SystemExit, match="no trial of the study .* was trained to its end"):
-        make(metric="eval/episodic_return").tune(num_trials=1, num_seeds=1)
-    assert "logged no eval/episodic_return" in capsys.readouterr().out
+def test_a_metric_that_nobody_logs_stops_the_search_at_the_first_curve(folder):
+    def tune(metric, pause):
+        with pytest.raises(SystemExit) as stop:
+            make(lambda trial: {"quality": 1, "pause": pause}, metric=metric).tune(num_trials=9, num_seeds=2)
+        return str(stop.value)
+
+    start = time.monotonic()
+    guess = "(did you mean charts/episodic_return?); it logs charts/episodic_return"
+    assert tune("charts/episodic_retrun", 30) == f"stand_in.py logs no charts/episodic_retrun {guess}"
+    assert time.monotonic() - start < 20  # the training would take minutes
+    # a name that the script mentions may be logged at the end
+    assert tune("eval/episodic_return", 0).startswith("stand_in.py logs no eval/episodic_return (did")
+    assert len(calls(folder)) == 2 and not any(alive(call["pid"]) for call in calls(folder))
+
+
+def test_parameters_that_were_tried_before_are_not_trained_again(folder, capsys):
+    def params_fn(trial):
+        return {"quality": 0.25 if trial.number < 3 else 0.5}
+
+    make(params_fn, pruner=optuna.pruners.NopPruner(), workers=2).tune(num_trials=6, num_seeds=2)
+    assert len(calls(folder)) == 4  # two sets of parameters with two seeds, though both workers asked for one at once
+    assert [trial.value for trial in trials_of()] == pytest.approx([0.25] * 3 + [0.5] * 3)
+    assert all(len(trial.intermediate_values) == 2 * TENTHS for trial in trials_of())
+    assert capsys.readouterr().out.count("from an earlier trial with the same parameters") == 4
+
+
+def test_parameters_that_were_pruned_before_are_pruned_at_once(folder, capsys):
+    qualities = [1.0, 1.1, 0.1, 0.1]
+
+    def params_fn(trial):
+        return {"quality": qualities[trial.number], "pause": 0 if trial.number < 2 else 30}
+
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=2)
+    make(params_fn, pruner=pruner).tune(num_trials=4, num_seeds=1)
+    assert [trial.state.name for trial in trials_of()] == ["COMPLETE", "COMPLETE", "PRUNED", "PRUNED"]
+    assert len(calls(folder)) == 3
+    assert "pruned, as trial 2 with the same parameters" in capsys.readouterr().out
+
+
+def test_every_line_tells_the_best_so_far_and_the_time_left(folder, capsys):
+    make(lambda trial: {"quality": [3, 5, 4][trial.number]}).tune(num_trials=3, num_seeds=1)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("trial ")]
+    assert re.search(r"score 3  \(best: 3 of trial 0, about \d+s left\)$", lines[0])
+    assert re.search(r"score 5  \(best: 5 of trial 1, about \d+s left\)$", lines[1])
+    assert lines[2].endswith("score 4  (best: 5 of trial 1)")
 
 
 # A search as a program of its own, to be killed and started again.
 PROGRAM = """
 import optuna
-import cleanrl_utils.tuner as module
-module.POLL, module.HEARTBEAT = 0.05, 1
+from cleanrl_utils.tuner import Tuner, session, storage
+session.POLL, storage.HEARTBEAT = 0.05, 1
 params_fn = lambda trial: {"quality": trial.suggest_float("quality", 0, 1), "pause": PAUSE}
 settings = {"pruner": optuna.pruners.NopPruner(), "workers": 2}
-tuner = module.Tuner("stand_in.py", "charts/episodic_return", {"A-v0": None}, params_fn, STORAGE **settings)
+tuner = Tuner("stand_in.py", "charts/episodic_return", {"A-v0": None}, params_fn, STORAGE **settings)
 tuner.tune(num_trials=TRIALS, num_seeds=2)
 """
 
@@ -215,7 +257,7 @@ def test_a_stopped_search_leaves_no_processes_and_continues_where_it_was(folder,
     finished = {tuple(call["argv"]) for call in calls(folder, "end")}
     os.kill(process.pid, how)
     output = process.communicate(timeout=30)[0]
-    assert process.returncode != 0 and "Traceback" not in output, output
+    assert process.returncode == (-how if how == signal.SIGKILL else 128 + how) and "Traceback" not in output, output
     assert how == signal.SIGKILL or "run the same program again" in output
     wait_until(lambda: not any(alive(call["pid"]) for call in calls(folder)))
     before = len(calls(folder))
@@ -372,7 +414,7 @@ def test_two_processes_share_a_study_on_a_postgresql_server(folder, postgres):
     # both may take the last trial in the same moment
     assert {trial.state.name for trial in trials} == {"COMPLETE"} and 6 <= len(trials) <= 7
     assert sorted(int(number) for numbers in lists for number in numbers) == list(range(len(trials)))
-    bests = [re.search("best: (.*)", output)[1] for output in outputs]
+    bests = [re.search("; best: (.*)", output)[1] for output in outputs]
     assert len(trials) == 7 or bests[0] == bests[1]
 
 
@@ -382,7 +424,7 @@ def test_several_may_be_the_first_on_a_postgresql_server(folder, postgres):
 
     def be_first(_):
         together.wait()
-        make(storage=postgres.url).open_storage(postgres.url)  # ends with SystemExit if it fails
+        open_storage(postgres.url)  # ends with SystemExit if it fails
 
     with ThreadPoolExecutor(together.parties) as pool:
         list(pool.map(be_first, range(together.parties)))
@@ -404,6 +446,11 @@ def test_when_the_server_dies_the_tuner_says_so_and_leaves_no_processes(folder, 
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 1 and "lost the storage postgresql://" in output and "Traceback" not in output, output
     assert not any(alive(call["pid"]) for call in calls(folder))
+
+
+def test_the_documented_example_is_the_file():
+    page = (ROOT / "docs" / "get-started" / "tuner.md").read_text()
+    assert f"```python\n{(ROOT / 'tuner_example.py').read_text()}```\n" in page
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Where the experiments of a benchmark run. Every engine starts `python -m cleanrl_utils.experiment` for each one."""
+"""Where the experiments of a benchmark run. Every engine starts `python -m cleanrl_utils.supervisor` for each one."""
 
 import os
 import sys
@@ -53,13 +53,13 @@ class Engine:
 
 
 def spec(experiment: Experiment) -> str:
-    """The experiment as `cleanrl_utils.experiment` reads it."""
+    """The experiment as `cleanrl_utils.supervisor` reads it."""
     return dumps({name: value for name, value in asdict(experiment).items() if value is not None})
 
 
 def supervisor(*arguments: str, python: str = sys.executable) -> list[str]:
     """The command every engine runs for an experiment."""
-    return [python, "-m", "cleanrl_utils.experiment", *arguments]
+    return [python, "-m", "cleanrl_utils.supervisor", *arguments]
 
 
 def read_job(experiment: Experiment) -> str | None:

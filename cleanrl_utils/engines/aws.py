@@ -8,7 +8,8 @@ import time
 from typing import Any
 
 from cleanrl_utils.engines import Engine, handed_on, read_job, spec, supervisor, write_job
-from cleanrl_utils.experiment import Experiment, State, note_lines, read_state, write_state
+from cleanrl_utils.experiment import Experiment, State, read_state, write_state
+from cleanrl_utils.supervisor import note_lines
 
 STATUSES = {"RUNNING": "running", "SUCCEEDED": "done", "FAILED": "failed"}  # all others wait
 LOG_GROUP = "/aws/batch/job"

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cleanrl_utils.engines import Engine, read_job, spec, supervisor, write_job
-from cleanrl_utils.experiment import ROOT, Experiment, read_state, tail
+from cleanrl_utils.experiment import ROOT, Experiment, read_state
+from cleanrl_utils.logs import tail
 
 TEMPLATE = Path(__file__).parents[2] / "benchmark" / "cleanrl_1gpu.slurm_template"
 

@@ -1,0 +1,53 @@
+"""The database that a study lives in, shared by all processes that work on it."""
+
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import optuna
+
+HEARTBEAT = 15  # seconds between two signs of life of a trial in the database
+
+
+def open_storage(url: str, tries: int = 10) -> "optuna.storages.RDBStorage":
+    """The database at a URL. The first process to come makes its tables."""
+    import optuna
+    import sqlalchemy
+
+    waits = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+    try:
+        return optuna.storages.RDBStorage(
+            url,
+            engine_kwargs=waits,
+            heartbeat_interval=HEARTBEAT,
+            grace_period=4 * HEARTBEAT,
+            heartbeat_stale_trial_callback=requeue,
+        )
+    except (sqlalchemy.exc.SQLAlchemyError, ImportError, optuna.exceptions.StorageInternalError) as error:
+        cause = error.__cause__ or error
+        # Another process made a table between our look and our attempt to make it as well: look again.
+        overtaken = isinstance(error, sqlalchemy.exc.IntegrityError) or "already exists" in str(cause)
+        if overtaken and tries > 1:
+            time.sleep(0.1)
+            return open_storage(url, tries - 1)
+        sys.exit(f"cannot open the storage {without_password(url)}: {str(cause).strip().splitlines()[0]}")
+
+
+def without_password(storage: Any) -> str:
+    return re.sub(r"(://[^:@/]*):[^@/]*@", r"\1:***@", storage) if isinstance(storage, str) else "storage"
+
+
+def requeue(study: "optuna.Study", trial: "optuna.trial.FrozenTrial") -> None:
+    """Put an interrupted trial back: the next free worker continues it, without what it had finished."""
+    import optuna
+
+    study.add_trial(
+        optuna.create_trial(
+            state=optuna.trial.TrialState.WAITING,
+            params=trial.params,
+            distributions=trial.distributions,
+            user_attrs=trial.user_attrs | {"continues": trial.number},
+        )
+    )
