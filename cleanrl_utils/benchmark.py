@@ -22,11 +22,12 @@ from typing import Literal
 import tyro
 
 from cleanrl_utils.benchmark_view import View, print_summary
-from cleanrl_utils.engines import Engine, make_engine
+from cleanrl_utils.engines import Engine, engine_class
 from cleanrl_utils.engines.local import available_cpus
 from cleanrl_utils.experiment import Experiment, State, digest_of, forget, is_locked, read_state, write_state
 from cleanrl_utils.git import git
 from cleanrl_utils.supervisor import STOPS, USAGE_ERROR
+from cleanrl_utils.words import count
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Args:
     restart: bool = False
     """run everything again, also what is finished; the old run folders stay"""
     dry_run: bool = False
-    """only print the commands"""
+    """only print the commands, or what Slurm or AWS Batch would be given"""
     wait: bool = True
     """with Slurm and AWS: stay until all experiments have ended"""
     auto_tag: bool = True
@@ -158,15 +159,18 @@ def stamp_of(experiment: Experiment) -> tuple[int, int] | None:
         return None
 
 
-def follow(engine: Engine, todo: list[Experiment], states: dict[str, State], view: View, stops: list[int]) -> None:
-    """Until every experiment has ended, or we are told to stop: read the states, tell what has changed."""
+def follow(engine: Engine, todo: list[Experiment], states: dict[str, State], view: View, stops: list[int]) -> bool:
+    """Until every experiment has ended, or we are told to stop: read the states, tell what has changed.
+
+    Returns whether the script does not take the command, so that there is nothing to go on with.
+    """
     pending, obeyed, dropped, next_look = {experiment.name: experiment for experiment in todo}, 0, False, 0.0
     seen, stamps = {name: "waiting" for name in pending}, {}
     while pending:
         if len(stops) > obeyed:
             obeyed += 1
             if engine.detaches:
-                return
+                return False
             stopping = "stopping: the trainings save their state; once more to kill them"
             view.say(stopping if obeyed == 1 else "killing", "yellow")
             engine.stop()
@@ -187,17 +191,20 @@ def follow(engine: Engine, todo: list[Experiment], states: dict[str, State], vie
                         write_state(experiment, state)
                 if state.status != seen[name]:
                     seen[name] = state.status
-                    view.event(experiment, state)
+                    if not dropped or (state.status != "running" and state.exit_code != USAGE_ERROR):
+                        view.event(experiment, state)  # else it was started before, to fail in the same way
                     unstarted = not any(state.run_dir or state.status == "done" for state in states.values())
                     if state.status == "failed" and state.exit_code == USAGE_ERROR and unstarted and not dropped:
                         view.say("the script does not take this command: the others are not started", "bold red")
                         engine.drop_waiting()
                         dropped = True
+            engine.start_waiting()  # not before the ends are looked at: they may say that nothing is to be started
             view.refresh()
             if len(pending) < before:  # others have taken their places and will say so in a moment
                 next_look = time.monotonic() + 0.2
         if pending and len(pending) == before:
             engine.wait(max(0.0, next_look - time.monotonic()))
+    return dropped
 
 
 def run(args: Args) -> int:
@@ -213,8 +220,7 @@ def run(args: Args) -> int:
     env_ids = dict.fromkeys(args.env_ids)  # each once
     experiments = [Experiment(args.command, env_id, seed, **limits) for seed in seeds for env_id in env_ids]
     if args.dry_run:
-        for experiment in experiments:
-            print(f"{args.command} --env-id {shlex.quote(experiment.env_id)} --seed {experiment.seed}")
+        print(engine_class(args.engine).preview(args, experiments))
         return 0
     if args.auto_tag:
         tags = [*filter(None, os.environ.pop("WANDB_TAGS", "").split(",")), *find_tags()]
@@ -223,15 +229,16 @@ def run(args: Args) -> int:
     states = {experiment.name: read_state(experiment) for experiment in experiments}
     todo = [experiment for experiment in experiments if args.restart or not states[experiment.name].is_done]
     view = View(experiments, states, args.workers or len(experiments))
-    view.say(f"{len(experiments)} experiments: {args.command}")
+    view.say(f"{count(len(experiments), 'experiment')}: {args.command}")
     if len(todo) < len(experiments):
-        view.say(f"{len(experiments) - len(todo)} are finished already and skipped; --restart runs them again")
+        finished = count(len(experiments) - len(todo), "experiment")
+        view.say(f"{finished} finished earlier, skipped; --restart runs everything again")
         digests = {states[x.name].script_digest for x in experiments if x not in todo}
         if digests - {None, digest_of(experiments[0].script)}:
             view.say(f"note: {experiments[0].script} has changed since they were run", "yellow")
     for experiment in todo if args.restart else ():
         forget(experiment)
-    engine = make_engine(args.engine, args)
+    engine = engine_class(args.engine)(args)
     attached = engine.attach(todo)
     new = [experiment for experiment in todo if experiment.name not in attached]
     for experiment in new:
@@ -245,13 +252,13 @@ def run(args: Args) -> int:
         if new:
             engine.submit(new)
         if attached:
-            view.say(f"{len(attached)} were submitted before and still wait or run")
+            view.say(f"{count(len(attached), 'experiment')} submitted earlier, still waiting or running")
         if engine.detaches and not args.wait and todo:
             view.say(engine.farewell())
             return 0
         with view:
-            follow(engine, todo, states, view, stops)
-    print_summary(view.console, experiments, states)
+            refused = follow(engine, todo, states, view, stops)
+    print_summary(view.console, experiments, states, refused)
     if stops:
         if engine.detaches:
             view.say(engine.farewell())
@@ -260,7 +267,7 @@ def run(args: Args) -> int:
 
 
 def main() -> None:
-    args = tyro.cli(Args, description=__doc__)
+    args = tyro.cli(Args, description=__doc__, prog="python -m cleanrl_utils.benchmark")
     if args.slurm_template_path:
         args.engine = "slurm"
     if args.engine == "local" and args.workers is None:

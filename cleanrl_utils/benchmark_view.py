@@ -10,6 +10,8 @@ from rich.text import Text
 
 from cleanrl_utils.experiment import Experiment, State
 from cleanrl_utils.logs import tail
+from cleanrl_utils.system import Machine
+from cleanrl_utils.words import count, duration
 
 STYLES = {"running": "cyan", "done": "green", "failed": "bold red", "interrupted": "yellow", "waiting": "dim"}
 
@@ -37,14 +39,6 @@ def seconds_left(states: list[State], workers: int) -> float | None:
     return max([(sum(remaining) + usual * waiting) / workers, *remaining])
 
 
-def duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "?"
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
-
-
 def number(x: float | None, digits: int = 1) -> str:
     return "" if x is None or x != x else f"{x:,.{digits}f}"
 
@@ -57,6 +51,7 @@ class View:
         self.console = Console(highlight=False, soft_wrap=True)
         self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
         self.next_line = time.monotonic() + 60
+        self.machine = Machine()
 
     def __enter__(self) -> "View":
         if self.live:
@@ -98,17 +93,17 @@ class View:
             self.live.update(self.table(), refresh=True)
         elif time.monotonic() > self.next_line:
             self.next_line = time.monotonic() + 60
-            self.say(f"{time.strftime('%H:%M:%S')} {self.counts()}")
+            self.say(", ".join(filter(None, [f"{time.strftime('%H:%M:%S')} {self.counts()}", str(self.machine)])))
 
     def table(self) -> Group:
         """Running and failed experiments first, as many as fit on the screen."""
         table = Table(box=None, header_style="bold", pad_edge=False)
         table.add_column("environment")
-        for name in ("seed", "state", "steps", "SPS", "return", "time", "left"):
+        for name in ("seed", "state", "steps", "SPS", "return", "time", "left", "CPU", "memory"):
             table.add_column(name, justify="left" if name == "state" else "right")
         order = {status: place for place, status in enumerate(("running", "failed", "interrupted", "done", "waiting"))}
         rows = sorted(self.experiments, key=lambda experiment: order[self.states[experiment.name].status])
-        room = max(3, self.console.height - 5)
+        room = max(3, self.console.height - 6)
         for experiment in rows[:room]:
             state = self.states[experiment.name]
             running = state.status == "running"
@@ -125,12 +120,16 @@ class View:
                 number(state.episodic_return),
                 duration(elapsed) if elapsed else "",
                 duration(seconds_left([state], 1)) if running and state.sps and state.total_steps else "",
+                f"{state.cpu:.0f}%" if state.cpu is not None else "",
+                f"{state.memory / 1e9:.1f} GB" if state.memory else "",
             )
         more = [Text(f"... and {len(rows) - room} more")] if len(rows) > room else []
-        return Group(table, *more, Text(self.counts(), "bold"))
+        return Group(table, *more, Text(self.counts(), "bold"), Text(str(self.machine), "dim"))
 
 
-def print_summary(console: Console, experiments: list[Experiment], states: dict[str, State]) -> None:
+def print_summary(
+    console: Console, experiments: list[Experiment], states: dict[str, State], refused: bool = False
+) -> None:
     """Each environment's seeds in a row, then what did not work and what to do about it."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("environment")
@@ -144,7 +143,7 @@ def print_summary(console: Console, experiments: list[Experiment], states: dict[
         table.add_row(
             env_id,
             f"{len(done)}/{len(group)}",
-            f"{number(mean(returns))} ± {number(pstdev(returns))}" if returns else "",
+            mean_and_std(returns),
             number(mean(speeds), 0) if speeds else "",
             duration(mean(state.seconds for state in done)) if done else "",
         )
@@ -154,5 +153,14 @@ def print_summary(console: Console, experiments: list[Experiment], states: dict[
     for experiment in failed:
         line = f"failed: {experiment.env_id} seed {experiment.seed}: {states[experiment.name].reason}; {experiment.log}"
         console.print(Text(line, "bold red"))
-    if missing := sum(state.status != "done" for state in states.values()):
-        console.print(f"{missing} of {len(states)} are not done: the same command goes on with them")
+    missing = sum(state.status != "done" for state in states.values())
+    if refused:
+        console.print("nothing was trained: correct --command, the script does not take it as it is")
+    elif missing:
+        console.print(f"not done: {missing} of {count(len(states), 'experiment')}; the same command goes on")
+
+
+def mean_and_std(values: list[float]) -> str:
+    if not values:
+        return ""
+    return number(mean(values)) + (f" ± {number(pstdev(values))}" if len(values) > 1 else "")

@@ -16,6 +16,7 @@ from pathlib import Path
 from cleanrl_utils.files import replacing
 
 ROOT = Path("runs/benchmark")
+PROGRESS = ("step", "total_steps", "sps", "episodic_return")  # what a run itself tells: see cleanrl_utils/progress.py
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,13 @@ class State:
     total_steps: int | None = None
     sps: float | None = None
     episodic_return: float | None = None
+    cpu: float | None = None  # percent of one CPU, over the last seconds
+    memory: int | None = None  # bytes
+
+    def update(self, facts: dict) -> None:
+        """Take over what a run tells of its progress."""
+        for name in PROGRESS:
+            setattr(self, name, facts.get(name, getattr(self, name)))
 
     @property
     def is_done(self) -> bool:

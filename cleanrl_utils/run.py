@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from cleanrl_utils import backend, crash, provenance, ranks, stop
+from cleanrl_utils import backend, crash, progress, provenance, ranks, stop
 from cleanrl_utils import checkpoint as checkpoints
 from cleanrl_utils.checkpoint import checkpoint_due, save_checkpoint, save_checkpoints  # noqa: F401 (for the files)
 from cleanrl_utils.checks import check, option
@@ -26,6 +26,7 @@ from cleanrl_utils.lock import lock, unlock
 from cleanrl_utils.memory import place_buffer  # noqa: F401
 from cleanrl_utils.restore import load, restore  # noqa: F401
 from cleanrl_utils.snapshot import take_snapshot  # noqa: F401
+from cleanrl_utils.words import count
 
 # What a resumed run may not change: its checkpoint would no longer fit, or the flag would have no effect.
 FIXED_ON_RESUME = ("env_id", "exp_name", "seed", "num_envs", "buffer_size", "n_atoms", "v_min", "v_max")
@@ -186,6 +187,7 @@ def start(run_dir: str, args: Any, script: str, global_step: int) -> Any:
         from cleanrl_utils.writer import SummaryWriter
     # After a kill there may be events beyond the checkpoint: TensorBoard discards those from `purge_step` on
     writer = SummaryWriter(run_dir, purge_step=global_step + 1 if global_step else None, max_queue=1000)
+    progress.follow(writer, run_dir, final_step(args))
     if goes_on:
         rows = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
         writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", global_step)
@@ -232,10 +234,14 @@ def finish(
     if acceleration:
         acceleration.last_audit()
         acceleration.proofs.report(acceleration.replayed)
-    provenance.note_step(run_dir, max(final_step(args), checkpoints.last_step(run_dir) or 0))
+    last_step = max(final_step(args), checkpoints.last_step(run_dir) or 0)
+    provenance.note_step(run_dir, last_step)
+    mean_return = float(np.mean(recent_returns)) if recent_returns else None
+    progress.note(run_dir, {"step": last_step, "total_steps": last_step, "episodic_return": mean_return})
     lines, failed = {"run": run_dir}, False
     if recent_returns:
-        lines["training"] = f"mean return {np.mean(recent_returns):.2f} over the last {len(recent_returns)} episodes"
+        episodes = count(len(recent_returns), "last episode")
+        lines["training"] = f"mean return {mean_return:.2f} over the {episodes}"
     if args.save_model:
         model_path = f"{run_dir}/{args.exp_name}.safetensors"
         make_readable(model_path)

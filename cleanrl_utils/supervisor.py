@@ -11,7 +11,6 @@ import ctypes
 import fcntl
 import json
 import os
-import re
 import selectors
 import shlex
 import shutil
@@ -22,11 +21,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from cleanrl_utils.experiment import Experiment, State, digest_of, read_note, read_state, write_state
+from cleanrl_utils import progress
+from cleanrl_utils.experiment import PROGRESS, Experiment, State, digest_of, read_note, read_state, write_state
 from cleanrl_utils.logs import CappedLog, tail
+from cleanrl_utils.system import group_usage
 
 LIBC = ctypes.CDLL(None)
 # Seconds that a script has after Ctrl+C, to save its state and to stop, and again after SIGTERM, before it is killed.
@@ -35,9 +37,9 @@ GRACE = 30.0
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 USAGE_ERROR = 2  # the exit code of a program that was called with wrong flags
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# What the scripts print when their output is no terminal, and their last word.
-PROGRESS = re.compile(rb"global_step=(\d+), episodic_return=(-?[\d.]+|nan), SPS=(\d+)")
-FINAL_RETURN = re.compile(rb"mean return (-?[\d.]+) over the last")
+LOOK = 1.0  # seconds between two looks at the progress of the run
+MEASURE = 5.0  # seconds between two looks at what it uses
+TOLD = "progress: "  # the beginning of a line that tells a scheduler's log how far the run is
 
 
 class Supervisor:
@@ -46,6 +48,7 @@ class Supervisor:
     def __init__(self, experiment: Experiment, leash: bool = False, echo: bool = False):
         self.experiment, self.echo = experiment, echo
         self.stops = 0  # how often we were told to stop
+        self.written: State | None = None  # what the state file holds
         self.selector = selectors.DefaultSelector()
         # Signals (the child's end among them) wake up the selector: no polling while nothing happens.
         self.wakeup, wake = socket.socketpair()
@@ -122,8 +125,7 @@ class Supervisor:
         else:
             state.step, state.seconds, state.sps, state.episodic_return = 0, 0.0, None, None
             if state.run_dir and Path(state.run_dir).exists():  # of no use, and a second curve of one seed confuses
-                (experiment.folder / "abandoned").mkdir(exist_ok=True)
-                shutil.move(state.run_dir, experiment.folder / "abandoned")
+                abandon(Path(state.run_dir), experiment.folder / "abandoned")
             state.run_dir = None
         experiment.note.unlink(missing_ok=True)
         state.status, state.reason, state.exit_code = "running", "", None
@@ -155,7 +157,7 @@ class Supervisor:
         stopped = self.follow(process, state, log)
         seconds = time.time() - state.started
         state.seconds += seconds
-        state.exit_code, state.pid = process.returncode, None
+        state.exit_code, state.pid, state.cpu, state.memory = process.returncode, None, None, None
         if stopped:
             state.status, state.reason = ("interrupted", "") if self.stops else ("failed", stopped)
         elif process.returncode == 0:
@@ -167,8 +169,9 @@ class Supervisor:
 
     def follow(self, process: subprocess.Popen, state: State, log: CappedLog) -> str:
         """Copy its output into the log and its progress into the state; returns why it was stopped, if it was."""
-        start, stopped, signals, recent = time.monotonic(), "", iter(()), b""
-        last_write, next_write, next_signal, echoed = start, start, float("inf"), 0
+        start, stopped, signals = time.monotonic(), "", iter(())
+        next_look, next_measure, next_signal, echoed = start, start + MEASURE, float("inf"), 0
+        measured_at, cpu_seconds = start, 0.0
         self.selector.register(process.stdout, selectors.EVENT_READ, "output")
         deadline = start + (self.experiment.timeout or float("inf"))
         stops = 0
@@ -182,27 +185,30 @@ class Supervisor:
             if now >= next_signal:
                 signal_group(process.pid, next(signals, signal.SIGKILL))
                 next_signal = now + GRACE
-            if now >= next_write:
-                self.note_progress(state, recent)
+            if now >= next_measure:
+                before, (cpu_seconds, state.memory) = cpu_seconds, group_usage(process.pid)
+                state.cpu = 100 * (cpu_seconds - before) / (now - measured_at)
+                measured_at, next_measure = now, now + MEASURE
+                self.tell(state)
+            if now >= next_look:
+                self.note_progress(state)
                 log.flush()
-                last_write, next_write = now, float("inf")
-            until = min(deadline if not stopped else float("inf"), next_signal, next_write)
-            output = self.wait(None if until == float("inf") else max(0.0, until - now))
+                next_look = now + LOOK
+            until = min(deadline if not stopped else float("inf"), next_signal, next_look)
+            output = self.wait(max(0.0, until - now))
             if output:
                 log.write(output)
-                recent = (recent + output[-8192:])[-8192:]
-                next_write = min(next_write, last_write + 1)  # once a second is enough
                 echoed += self.repeat(output, echoed)
         signal_group(process.pid, signal.SIGKILL)  # what it left behind
         os.set_blocking(process.stdout.fileno(), False)
         while output := read_available(process.stdout):
             log.write(output)
-            recent = (recent + output[-8192:])[-8192:]
             echoed += self.repeat(output, echoed)
         if process.stdout.fileno() in {key.fd for key in self.selector.get_map().values()}:
             self.selector.unregister(process.stdout)
         process.stdout.close()
-        self.note_progress(state, recent)
+        self.note_progress(state)
+        self.tell(state)
         return stopped
 
     def repeat(self, output: bytes, echoed: int) -> int:
@@ -212,25 +218,28 @@ class Supervisor:
             sys.stdout.buffer.flush()
         return len(output)
 
-    def note_progress(self, state: State, recent: bytes) -> None:
-        """Read the script's last progress line, and where its run folder is."""
-        if state.run_dir is None or state.total_steps is None:
-            state.run_dir = state.run_dir or read_note(self.experiment)
-            try:
-                state.total_steps = json.loads(Path(state.run_dir or "", "args.json").read_text())["total_timesteps"]
-            except (OSError, ValueError, KeyError):
-                pass  # not there yet, or not a script of ours
-        note_lines(state, recent)
-        write_state(self.experiment, state, durable=False)
+    def note_progress(self, state: State) -> None:
+        """Read where the run folder is, and what the run itself says of its progress."""
+        state.run_dir = state.run_dir or read_note(self.experiment)
+        if state.run_dir:
+            state.update(progress.read(state.run_dir))
+        if state != self.written:
+            self.written = replace(state)
+            write_state(self.experiment, state, durable=False)
+
+    def tell(self, state: State) -> None:
+        """Where asked, print the progress for a scheduler whose log is all that the benchmark sees."""
+        if self.echo:
+            facts = {name: getattr(state, name) for name in PROGRESS}
+            print(TOLD + json.dumps(facts), flush=True)
 
 
-def note_lines(state: State, output: bytes) -> None:
-    """What the script's last lines say of its progress."""
-    if lines := PROGRESS.findall(output):
-        step, episodic_return, sps = lines[-1]
-        state.step, state.episodic_return, state.sps = int(step), float(episodic_return), float(sps)
-    if final := FINAL_RETURN.findall(output):
-        state.episodic_return, state.step = float(final[-1]), state.total_steps or state.step
+def abandon(run_dir: Path, folder: Path) -> None:
+    """Move a run out of the way, and out of TensorBoard's sight, which finds event files by their names."""
+    folder.mkdir(exist_ok=True)
+    moved = Path(shutil.move(run_dir, folder))
+    for path in moved.glob("events.out.tfevents.*"):
+        path.rename(path.with_name(path.name.replace("tfevents", "abandoned")))
 
 
 def read_available(pipe: IO[bytes]) -> bytes:

@@ -14,12 +14,15 @@ from pathlib import Path
 
 import pytest
 from conftest import PPO, ROOT, curves, heed_interrupts
+from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
 
 from cleanrl_utils import benchmark
-from cleanrl_utils.benchmark_view import seconds_left
+from cleanrl_utils.benchmark_view import mean_and_std, seconds_left
+from cleanrl_utils.engines import spec
 from cleanrl_utils.engines.local import share
 from cleanrl_utils.experiment import Experiment, State, read_state
 from cleanrl_utils.logs import CappedLog
+from cleanrl_utils.system import gpus, group_usage
 
 STAND_IN = ROOT / "tests" / "stand_in.py"
 
@@ -68,9 +71,9 @@ def test_every_environment_runs_with_every_seed_and_the_same_command_again_runs_
     assert sorted(ends) == [(env_id, seed) for env_id in ("fine", "ok") for seed in "456"]
     assert "55.0 ± 0.8" in first.stdout  # the mean over seeds of 5 * 10 + seed
     again = runner.run(*command)
-    assert "6 are finished already" in again.stdout and "55.0 ± 0.8" in again.stdout
+    assert "6 experiments finished earlier" in again.stdout and "55.0 ± 0.8" in again.stdout
     more = runner.run(*sweep("ok", "fine", seeds=4, flags=["--start-seed", 4]))
-    assert "6 are finished already" in more.stdout
+    assert "6 experiments finished earlier" in more.stdout
     assert len([event for *_, event, _ in history(runner.folder) if event == "start"]) == 8
 
 
@@ -81,7 +84,7 @@ def test_a_failed_a_hanging_and_a_killed_experiment_are_reported_and_do_not_stop
     assert "failed: hang seed 1: timed out after 3 s" in result.stdout and "    hanging" in result.stdout
     assert "failed: killed seed 1: killed by SIGKILL" in result.stdout
     assert "done: ok seed 1: return 51.0" in result.stdout
-    assert "3 of 4 are not done" in result.stdout
+    assert "not done: 3 of 4 experiments; the same command goes on" in result.stdout
 
 
 def test_gigabytes_of_output_leave_a_small_log_and_do_not_stop_the_others(runner):
@@ -105,7 +108,7 @@ def test_a_failed_experiment_is_retried_from_its_checkpoint(runner):
 def test_a_failed_experiment_is_tried_again_by_the_same_command(runner):
     assert runner.run(*sweep("flaky", "ok"), check=False).returncode == 1
     result = runner.run(*sweep("flaky", "ok"))
-    assert "1 are finished already" in result.stdout and "flaky seed 1 resumes from" in result.stdout
+    assert "1 experiment finished earlier" in result.stdout and "flaky seed 1 resumes from" in result.stdout
     assert [line[2] for line in history(runner.folder) if line[0] == "ok"] == ["start", "end"]
 
 
@@ -113,7 +116,7 @@ def test_a_finished_experiment_whose_run_folder_is_gone_runs_again_and_so_does_e
     runner.run(*sweep("ok", "fine"))
     for path in runner.folder.glob("runs/ok__*"):
         path.rename(runner.folder / "elsewhere")
-    assert "1 are finished already" in runner.run(*sweep("ok", "fine")).stdout
+    assert "1 experiment finished earlier" in runner.run(*sweep("ok", "fine")).stdout
     runner.run(*sweep("ok", "fine", flags=["--restart"]))
     starts = [env_id for env_id, _, event, _ in history(runner.folder) if event == "start"]
     assert sorted(starts) == ["fine"] * 2 + ["ok"] * 3
@@ -140,7 +143,7 @@ def test_after_kill_9_the_same_command_finishes_and_nothing_runs_twice(runner, s
         os.kill(pid, signal.SIGKILL)
     process.wait()
     result = runner.run(*command)
-    assert "2 are finished already" in result.stdout
+    assert "2 experiments finished earlier" in result.stdout
     assert not events("overlap")
     assert sorted(line[:2] for line in events("end")) == [["a", "1"], ["a", "2"], ["b", "1"], ["b", "2"]]
     resumed = [int(line[3]) for line in events("start")[4:]]
@@ -244,11 +247,67 @@ def test_bad_arguments_end_in_one_line_before_anything_starts(tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
-def test_a_flag_the_script_does_not_know_ends_the_benchmark_with_the_scripts_message(runner):
-    result = runner.run(*sweep("ok", command=f"python {STAND_IN} --wrong 1", seeds=5, workers=1), check=False)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_after_a_flag_the_script_does_not_know_nothing_is_started_and_nothing_is_to_go_on(runner, workers):
+    command = sweep("ok", command=f"python {STAND_IN} --wrong 1", seeds=6, workers=workers)
+    result = runner.run(*command, check=False)
     assert result.returncode == 1
-    assert "unrecognized arguments: --wrong 1" in result.stdout and "the others are not started" in result.stdout
-    assert sum(state["attempts"] for state in states(runner.folder).values()) <= 2
+    assert "unrecognized arguments: --wrong 1" in result.stdout
+    after = result.stdout.partition("the others are not started")[2]
+    assert after and "started: " not in after and "goes on" not in after and "correct --command" in after
+    assert sum(state["attempts"] for state in states(runner.folder).values()) == workers
+
+
+def test_a_run_that_is_abandoned_is_kept_where_tensorboard_does_not_see_it(runner):
+    result = runner.run(*sweep("early", flags=["--retries", 1]))
+    assert "done: early seed 1: return 51.0" in result.stdout
+    (abandoned,) = runner.folder.glob("runs/benchmark/early*/abandoned/early__*")
+    assert (abandoned / "args.json").exists() and (abandoned / "events.out.abandoned.1.host").read_text() == "a curve"
+    (current,) = runner.folder.glob("runs/early__*")
+    assert list(GetLogdirSubdirectories(str(runner.folder / "runs"))) == [str(current)]
+
+
+def test_a_running_experiment_tells_what_it_uses(runner, monkeypatch):
+    monkeypatch.chdir(runner.folder)
+    experiment = Experiment(f"{sys.executable} {STAND_IN} --steps 400", "busy", 1)
+    fast = "import cleanrl_utils.supervisor as supervisor; supervisor.MEASURE = 0.2; supervisor.main()"
+    process = runner.start("-c", fast, spec(experiment))
+    wait_until(lambda: (read_state(experiment).memory or 0) > 0, process)
+    state = read_state(experiment)
+    assert 5e6 < state.memory < 5e8 and 0 <= state.cpu < 150 and state.total_steps == 400
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert read_state(experiment).memory is None and read_state(experiment).status == "interrupted"
+
+
+def test_usage_is_that_of_the_whole_group():
+    busy = "bytearray(60_000_000)\nimport time\nend = time.time() + 60\nwhile time.time() < end: pass"
+    family = f"import subprocess, sys\nx = {busy.splitlines()[0]}\nsubprocess.run([sys.executable, '-c', {busy!r}])"
+    process = subprocess.Popen([sys.executable, "-c", family], process_group=0)
+    try:
+        wait_until(lambda: group_usage(process.pid)[0] > 0.5, process)
+        before, start = group_usage(process.pid)[0], time.monotonic()
+        time.sleep(1)
+        seconds, num_bytes = group_usage(process.pid)
+        assert 60e6 < num_bytes < 300e6 and 0.1 < seconds - before <= 1.1 * (time.monotonic() - start)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert group_usage(process.pid)[1] == 0
+
+
+def test_the_load_of_gpus_is_shown_where_nvidia_smi_tells_it(tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nprintf '45, 3174, 81559\\n0, 0, 81559\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpus() == ["GPU 0 45%, 3.1 of 79.6 GB", "GPU 1 0%, 0.0 of 79.6 GB"]
+    program.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
+    assert gpus() == []
+
+
+def test_one_seed_has_no_deviation():
+    assert (mean_and_std([27.4]), mean_and_std([1.0, 2.0]), mean_and_std([])) == ("27.4", "1.5 ± 0.5", "")
 
 
 def test_a_terminal_shows_a_live_table_and_its_ctrl_c_stops_the_benchmark(runner):
@@ -265,7 +324,7 @@ def test_a_terminal_shows_a_live_table_and_its_ctrl_c_stops_the_benchmark(runner
             screen += os.read(terminal, 1 << 16)
         except OSError:  # it is closed
             break
-        if b"%" in screen and b"exit code 1" in screen and not pressed:
+        if re.search(rb"\d+% +50 ", screen) and b"GB" in screen and b"exit code 1" in screen and not pressed:
             os.write(terminal, b"\x03")
             pressed = True
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
@@ -273,6 +332,7 @@ def test_a_terminal_shows_a_live_table_and_its_ctrl_c_stops_the_benchmark(runner
     assert re.search(r"ok +1 +running +\d+ +\d+% +50 +\d", text), text
     assert re.search(r"exit1 +1 +failed", text) and re.search(r"ok +1 +interrupted", text)
     assert "1 running, 1 failed" in text and " left" in text and "this environment cannot be made" in text
+    assert re.search(r"CPU \d+%, memory [\d.]+ of [\d.]+ GB", text)  # of the machine
 
 
 def test_a_dry_run_prints_commands_and_leaves_nothing(runner):
@@ -282,6 +342,22 @@ def test_a_dry_run_prints_commands_and_leaves_nothing(runner):
     assert result.stdout.splitlines() == [
         f"python {STAND_IN} --steps 3 --env-id {env_id} --seed 1" for env_id in ("a", "b")
     ]
+    assert not list(runner.folder.iterdir())
+
+
+def test_a_dry_run_prints_what_slurm_and_aws_would_be_given(runner, monkeypatch):
+    """Without either of them here, and without keys."""
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "")
+    command = sweep("a", "b", flags=["--engine", "slurm", "--slurm-gpus-per-task", 1, "--dry-run"])
+    script = runner.run(*command).stdout
+    assert script.startswith("#!/bin/") and "#SBATCH --array=0-1%2\n" in script and "--gpus-per-task=1" in script
+    assert f"# task 1: python {STAND_IN} --env-id b --seed 1\n" in script and "cleanrl_utils.supervisor" in script
+    jobs = json.loads(runner.run(*sweep("a", "b", flags=["--engine", "aws", "--aws-vcpus", 3, "--dry-run"])).stdout)
+    assert [job["jobName"].split("__")[0] for job in jobs] == ["a", "b"]
+    overrides = jobs[0]["containerOverrides"]
+    assert {"type": "VCPU", "value": "3"} in overrides["resourceRequirements"]
+    assert {"name": "WANDB_API_KEY", "value": "***"} in overrides["environment"] and "secret" not in str(jobs)
     assert not list(runner.folder.iterdir())
 
 
@@ -366,7 +442,11 @@ def test_ppo_killed_in_the_middle_of_a_benchmark_goes_on_from_its_checkpoint(run
     (log,) = runner.folder.glob("runs/benchmark/*/log.txt")
     assert log.read_text().count("attempt") == 2 and "--resume" in log.read_text()
     assert [step for step, _ in curves(run_dir)["charts/SPS"]] == list(range(64, 6401, 64))
-    assert "1 are finished already" in runner.run(*command).stdout
+    (state,) = states(runner.folder).values()
+    last = [value for _, value in curves(run_dir)["charts/episodic_return"]][-100:]
+    assert (state["step"], state["total_steps"]) == (6400, 6400) and state["sps"] > 0
+    assert state["episodic_return"] == pytest.approx(sum(last) / len(last))
+    assert "1 experiment finished earlier" in runner.run(*command).stdout
 
 
 @pytest.mark.slow

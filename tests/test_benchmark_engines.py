@@ -111,7 +111,7 @@ def test_slurm_runs_an_array_job_and_reports_what_failed(slurm, runner):
     script = next(runner.folder.glob("runs/benchmark/slurm/test-*.sbatch")).read_text()
     assert "#SBATCH --array=0-3%2" in script and "gpus" not in script
     again = runner.run(*sweep("ok", "flaky", flags=["--engine", "slurm"]))
-    assert "2 are finished already" in again.stdout
+    assert "2 experiments finished earlier" in again.stdout
 
 
 @slurm_only
@@ -126,7 +126,7 @@ def test_slurm_jobs_go_on_without_the_benchmark_and_a_cancelled_one_resumes(slur
         if len([path for path in runner.folder.glob("runs/ok*/checkpoint.pt")]) == 2:
             break
         time.sleep(0.1)
-    assert "2 were submitted before" in runner.run(*command).stdout  # and not again
+    assert "2 experiments submitted earlier" in runner.run(*command).stdout  # and not again
     assert len(queue()) == 2
     subprocess.run(["scancel", f"{job}_0"], check=True)
     for _ in range(100):
@@ -302,7 +302,7 @@ def test_aws_batch_runs_a_job_for_each_experiment(aws, tmp_path, monkeypatch, ca
         path.unlink()  # where the stand-in shows that it has got the key
     assert not holds(tmp_path, b"not-to-be-written-down")
     code, said = run_on_aws(monkeypatch, capsys, *arguments)
-    assert "2 are finished already" in said
+    assert "2 experiments finished earlier" in said
     assert sum(line[2] == "start" for line in history(container)) == 2
 
 
@@ -312,7 +312,7 @@ def test_aws_jobs_that_ended_while_nobody_looked_are_found_finished(aws, monkeyp
     code, said = run_on_aws(monkeypatch, capsys, *arguments, "--no-wait")
     assert code == 0 and "terminate-job" in said
     code, said = run_on_aws(monkeypatch, capsys, *arguments)
-    assert code == 0 and "2 were submitted before" in said and "51.5 ± 0.5" in said
+    assert code == 0 and "2 experiments submitted earlier" in said and "51.5 ± 0.5" in said
     assert sum(line[2] == "start" for line in history(container)) == 2
 
 

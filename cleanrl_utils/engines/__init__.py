@@ -5,6 +5,7 @@ import sys
 from dataclasses import asdict
 from importlib import import_module
 from json import dumps
+from shlex import quote
 from typing import Any
 
 from cleanrl_utils.experiment import Experiment
@@ -25,13 +26,21 @@ class Engine:
         """The names of those that an earlier benchmark has submitted and that still wait or run."""
         return set()
 
+    @classmethod
+    def preview(cls, args: Any, experiments: list[Experiment]) -> str:
+        """What would be run, for --dry-run."""
+        return "\n".join(f"{x.command} --env-id {quote(x.env_id)} --seed {x.seed}" for x in experiments)
+
     def submit(self, experiments: list[Experiment]) -> None:
-        """Run these, which are not empty."""
+        """Run these, which are not empty, as soon as there is room."""
         raise NotImplementedError
 
     def alive(self) -> set[str]:
         """The names of the experiments that wait or run."""
         raise NotImplementedError
+
+    def start_waiting(self) -> None:
+        """Start what there is room for, where nobody else does."""
 
     def wait(self, seconds: float) -> None:
         """Sleep, or less when an experiment ends."""
@@ -81,5 +90,5 @@ def handed_on() -> dict[str, str]:
     return {name: os.environ[name] for name in sorted(ours) if os.environ.get(name)}
 
 
-def make_engine(name: str, args: Any) -> Engine:
-    return getattr(import_module(f"cleanrl_utils.engines.{name}"), CLASSES[name])(args)
+def engine_class(name: str) -> type[Engine]:
+    return getattr(import_module(f"cleanrl_utils.engines.{name}"), CLASSES[name])

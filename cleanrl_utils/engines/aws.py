@@ -3,22 +3,52 @@
 Region and credentials come from the environment, as boto3 finds them.
 """
 
+import json
 import sys
 import time
 from typing import Any
 
 from cleanrl_utils.engines import Engine, handed_on, read_job, spec, supervisor, write_job
-from cleanrl_utils.experiment import Experiment, State, read_state, write_state
-from cleanrl_utils.supervisor import note_lines
+from cleanrl_utils.experiment import Experiment, State, forget, read_state, write_state
+from cleanrl_utils.supervisor import TOLD
 
 STATUSES = {"RUNNING": "running", "SUCCEEDED": "done", "FAILED": "failed"}  # all others wait
 LOG_GROUP = "/aws/batch/job"
 LOG_LINES = 200
 
 
+def request(args: Any, experiment: Experiment, variables: dict[str, str]) -> dict:
+    """What AWS Batch is asked to run."""
+    needs = {"VCPU": args.aws_vcpus, "MEMORY": args.aws_memory, "GPU": args.aws_gpus}
+    return {
+        "jobName": experiment.name.replace(".", "_")[:128],
+        "jobQueue": args.aws_job_queue,
+        "jobDefinition": args.aws_job_definition,
+        "containerOverrides": {
+            "command": supervisor(spec(experiment), "--echo", python="python"),
+            "environment": [{"name": name, "value": value} for name, value in variables.items()],
+            "resourceRequirements": [{"type": kind, "value": str(n)} for kind, n in needs.items() if n],
+        },
+        # The container retries what fails in it; Batch what was lost with its machine, as on spot instances
+        "retryStrategy": {
+            "attempts": 5,
+            "evaluateOnExit": [
+                {"onStatusReason": "Host EC2*", "action": "RETRY"},
+                {"onReason": "*", "action": "EXIT"},
+            ],
+        },
+    }
+
+
 class AwsEngine(Engine):
     detaches = True
     interval = 10.0
+
+    @classmethod
+    def preview(cls, args: Any, experiments: list[Experiment]) -> str:
+        """The jobs as JSON, without the keys that they are given."""
+        hidden = dict.fromkeys(handed_on(), "***")
+        return json.dumps([request(args, experiment, hidden) for experiment in experiments], indent=2)
 
     def __init__(self, args: Any):
         super().__init__(args)
@@ -55,28 +85,8 @@ class AwsEngine(Engine):
         return set(self.jobs)
 
     def submit(self, experiments: list[Experiment]) -> None:
-        needs = {"VCPU": self.args.aws_vcpus, "MEMORY": self.args.aws_memory, "GPU": self.args.aws_gpus}
         for experiment in experiments:
-            job = self.call(
-                self.batch,
-                "submit_job",
-                jobName=experiment.name.replace(".", "_")[:128],
-                jobQueue=self.args.aws_job_queue,
-                jobDefinition=self.args.aws_job_definition,
-                containerOverrides={
-                    "command": supervisor(spec(experiment), "--echo", python="python"),
-                    "environment": [{"name": name, "value": value} for name, value in handed_on().items()],
-                    "resourceRequirements": [{"type": kind, "value": str(n)} for kind, n in needs.items() if n],
-                },
-                # The container retries what fails in it; Batch what was lost with its machine, as on spot instances
-                retryStrategy={
-                    "attempts": 5,
-                    "evaluateOnExit": [
-                        {"onStatusReason": "Host EC2*", "action": "RETRY"},
-                        {"onReason": "*", "action": "EXIT"},
-                    ],
-                },
-            )["jobId"]
+            job = self.call(self.batch, "submit_job", **request(self.args, experiment, handed_on()))["jobId"]
             self.jobs[experiment.name] = job
             write_job(experiment, job)
         self.experiments += experiments
@@ -134,10 +144,20 @@ class AwsEngine(Engine):
             return
         text = "".join(event["message"].rstrip("\n") + "\n" for event in events)
         experiment.log.write_text(text)
-        note_lines(state, text.encode())
+        told = [line.removeprefix(TOLD) for line in text.splitlines() if line.startswith(TOLD)]
+        if told:
+            state.update(json.loads(told[-1]))
 
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    def drop_waiting(self) -> None:
+        waiting = [x for x in self.experiments if read_state(x).status == "waiting"]
+        for experiment in waiting:
+            self.call(self.batch, "cancel_job", jobId=self.jobs.pop(experiment.name), reason="not started")
+            self.experiments.remove(experiment)
+            self.living.discard(experiment.name)
+            forget(experiment)
 
     def farewell(self) -> str:
         return (

@@ -55,10 +55,12 @@ class LocalEngine(Engine):
                 process.stdin.close()
                 process.stderr.close()
                 del self.slots[slot]
+        return {experiment.name for experiment, _ in self.slots.values()} | {x.name for x in self.queue}
+
+    def start_waiting(self) -> None:
         for slot in range(self.args.workers):
             if slot not in self.slots and self.queue:
                 self.start(slot, self.queue.popleft())
-        return {experiment.name for experiment, _ in self.slots.values()} | {x.name for x in self.queue}
 
     def start(self, slot: int, experiment: Experiment) -> None:
         arguments = ["--leash"]

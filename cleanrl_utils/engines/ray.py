@@ -94,12 +94,14 @@ class RayEngine(Engine):
                     write_state(experiment, state)
             except self.ray.exceptions.RayError as error:
                 self.reasons[experiment.name] = str(error).strip().split("\n")[-1]
+        return {experiment.name for experiment in [*self.tasks.values(), *self.queue]}
+
+    def start_waiting(self) -> None:
         while self.queue and len(self.tasks) < (self.args.workers or len(self.queue) + len(self.tasks)):
             experiment = self.queue.pop(0)
             # As an argument, which stays in memory; Ray writes the variables of its runtime environments to logs
             arguments = asdict(experiment), os.getcwd(), handed_on(), self.stops
             self.tasks[self.remote.options(name=experiment.name).remote(*arguments)] = experiment
-        return {experiment.name for experiment in [*self.tasks.values(), *self.queue]}
 
     def wait(self, seconds: float) -> None:
         if self.tasks:

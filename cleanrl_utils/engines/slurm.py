@@ -48,15 +48,19 @@ class SlurmEngine(Engine):
         self.last_seen = dict.fromkeys(self.jobs.values(), time.monotonic())
         return set(self.jobs)
 
+    @classmethod
+    def preview(cls, args: Any, experiments: list[Experiment]) -> str:
+        """The batch script, and what its tasks run."""
+        commands = super().preview(args, experiments).splitlines()
+        tasks = [f"# task {number}: {command}" for number, command in enumerate(commands)]
+        return cls(args).fill_in(experiments, "TIME") + "\n".join(tasks)
+
     def submit(self, experiments: list[Experiment]) -> None:
-        job_name = self.args.slurm_job_name or experiments[0].name.split("__")[1]
-        folder = ROOT.absolute() / "slurm"
-        folder.mkdir(parents=True, exist_ok=True)
-        base = folder / f"{job_name}-{time.time_ns()}"
-        specs, script = base.with_suffix(".jsonl"), base.with_suffix(".sbatch")
-        specs.write_text("".join(spec(experiment) + "\n" for experiment in experiments))
-        script.write_text(self.fill_in(job_name, len(experiments), f"{base}-%a.out", specs))
-        self.base = base
+        text = self.fill_in(experiments, str(time.time_ns()))
+        script = Path(f"{self.base}.sbatch")
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text(text)
+        Path(f"{self.base}.jsonl").write_text("".join(spec(experiment) + "\n" for experiment in experiments))
         job = slurm("sbatch", "--parsable", str(script)).strip().split(";")[0]
         self.experiments += experiments
         for task, experiment in enumerate(experiments):
@@ -64,21 +68,23 @@ class SlurmEngine(Engine):
             write_job(experiment, f"{job}_{task}")
         self.last_seen = dict.fromkeys(self.jobs.values(), time.monotonic())
 
-    def fill_in(self, job_name: str, tasks: int, output: str, specs: Path) -> str:
-        """The template with its blanks filled in."""
+    def fill_in(self, experiments: list[Experiment], moment: str) -> str:
+        """The template with its blanks filled in. The names of all files of the job begin with `base`."""
         args = self.args
+        job_name = args.slurm_job_name or experiments[0].name.split("__")[1]
+        self.base = ROOT.absolute() / "slurm" / f"{job_name}-{moment}"
         gpus, throttle = args.slurm_gpus_per_task, f"%{args.workers}" if args.workers else ""
         blanks = {
             "job_name": job_name,
-            "array": f"0-{tasks - 1}{throttle}",
-            "output": output,
+            "array": f"0-{len(experiments) - 1}{throttle}",
+            "output": f"{self.base}-%a.out",
             "ntasks": args.slurm_ntasks,
             "cpus_per_task": max(1, args.slurm_total_cpus // args.slurm_ntasks),
             "cpus_per_gpu": max(1, args.slurm_total_cpus // max(1, gpus * args.slurm_ntasks)),
             "gpus_per_task": gpus,
             "gpus": f"#SBATCH --gpus-per-task={gpus}" if gpus else "",
             "nodes": f"#SBATCH --nodes={args.slurm_nodes}" if args.slurm_nodes else "",
-            "command": f'{shlex.join(supervisor(str(specs)))} "$SLURM_ARRAY_TASK_ID"',
+            "command": f'{shlex.join(supervisor(f"{self.base}.jsonl"))} "$SLURM_ARRAY_TASK_ID"',
         }
         text = self.template.read_text()
         if unknown := set(re.findall(r"{{(\w+)}}", text)) - blanks.keys():
@@ -106,6 +112,12 @@ class SlurmEngine(Engine):
 
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    def drop_waiting(self) -> None:
+        slurm("scancel", "--state=PENDING", *{job.split("_")[0] for job in self.jobs.values()})
+        for experiment in self.experiments:
+            if read_state(experiment).status == "waiting":
+                self.last_seen[self.jobs[experiment.name]] = -float("inf")
 
     def reason(self, name: str) -> str:
         task = self.jobs[name].split("_")[1]
