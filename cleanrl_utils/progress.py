@@ -12,23 +12,25 @@ INTERVAL = 1.0  # seconds between two notes
 
 
 def follow(writer: Any, run_dir: str, total_steps: int) -> None:
-    """From now on, note what the script logs with this writer of curves."""
-    add_scalar = writer.add_scalar
+    """From now on, note what the script logs with this writer of curves, PyTorch's or that of writer.py."""
+    file = writer.file if hasattr(writer, "file") else writer.file_writer.event_writer
+    add_event = file.add_event
     recent_returns = deque(maxlen=100)
     next_note = 0.0
 
-    def add_and_note(tag: str, value: Any, step: int) -> None:
+    def add_and_note(event: Any) -> None:
         nonlocal next_note
-        add_scalar(tag, value, step)
-        if tag == "charts/episodic_return":
-            recent_returns.append(value)
-        if tag == "charts/SPS" and time.monotonic() >= next_note:  # what a script logs regularly
-            next_note = time.monotonic() + INTERVAL
-            mean = float(sum(recent_returns) / len(recent_returns)) if recent_returns else None
-            facts = {"step": int(step), "total_steps": total_steps, "sps": float(value), "episodic_return": mean}
-            note(run_dir, facts)
+        add_event(event)
+        for scalar in event.summary.value:
+            if scalar.tag == "charts/episodic_return":
+                recent_returns.append(scalar.simple_value)
+            if scalar.tag == "charts/SPS" and time.monotonic() >= next_note:  # what a script logs regularly
+                next_note = time.monotonic() + INTERVAL
+                mean = sum(recent_returns) / len(recent_returns) if recent_returns else None
+                facts = {"step": event.step, "total_steps": total_steps, "sps": scalar.simple_value}
+                note(run_dir, facts | {"episodic_return": mean})
 
-    writer.add_scalar = add_and_note
+    file.add_event = add_and_note
 
 
 def note(run_dir: str | Path, facts: dict[str, float | None]) -> None:

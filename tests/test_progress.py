@@ -3,24 +3,22 @@
 import time
 
 import pytest
+from conftest import curves
+from torch.utils.tensorboard import SummaryWriter
 
-from cleanrl_utils import progress
-
-
-class Writer:
-    """What remains of a writer of curves."""
-
-    def __init__(self):
-        self.logged = []
-
-    def add_scalar(self, tag, value, step):
-        self.logged.append((tag, value, step))
+from cleanrl_utils import progress, writer
 
 
-def test_progress_is_noted_once_a_second_and_everything_still_reaches_the_curves(tmp_path, monkeypatch):
+@pytest.fixture(params=[SummaryWriter, writer.SummaryWriter], ids=["PyTorch", "JAX"])
+def make_writer(request):
+    """The writer of a script in PyTorch, and that of one in JAX."""
+    return request.param
+
+
+def test_progress_is_noted_once_a_second_and_everything_still_reaches_the_curves(tmp_path, monkeypatch, make_writer):
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    writer = Writer()
+    writer = make_writer(str(tmp_path))
     progress.follow(writer, tmp_path, total_steps=1000)
     writer.add_scalar("charts/episodic_return", 7.0, 3)
     assert progress.read(tmp_path) == {}  # before the script logs for the first time
@@ -34,11 +32,13 @@ def test_progress_is_noted_once_a_second_and_everything_still_reaches_the_curves
     clock[0] += 0.5
     writer.add_scalar("charts/SPS", 70, 30)
     assert progress.read(tmp_path) == facts | {"step": 30, "sps": 70.0, "episodic_return": 7.5}
-    assert [step for _, _, step in writer.logged] == [3, 10, 15, 20, 30]
+    writer.close()
+    logged = curves(tmp_path)
+    assert [step for tag in ("charts/episodic_return", "charts/SPS") for step, _ in logged[tag]] == [3, 15, 10, 20, 30]
 
 
-def test_the_return_is_the_mean_of_the_last_hundred_episodes(tmp_path):
-    writer = Writer()
+def test_the_return_is_the_mean_of_the_last_hundred_episodes(tmp_path, make_writer):
+    writer = make_writer(str(tmp_path))
     progress.follow(writer, tmp_path, total_steps=1000)
     for episode in range(150):
         writer.add_scalar("charts/episodic_return", episode, episode)
@@ -46,11 +46,12 @@ def test_the_return_is_the_mean_of_the_last_hundred_episodes(tmp_path):
     assert progress.read(tmp_path)["episodic_return"] == pytest.approx(sum(range(50, 150)) / 100)
 
 
-def test_a_progress_that_cannot_be_written_or_read_ends_nothing(tmp_path):
-    writer = Writer()
+def test_a_progress_that_cannot_be_written_or_read_ends_nothing(tmp_path, make_writer):
+    writer = make_writer(str(tmp_path / "curves"))
     (tmp_path / "run").write_text("a file where a folder should be")
     progress.follow(writer, tmp_path / "run", total_steps=1000)
     writer.add_scalar("charts/SPS", 1, 150)
-    assert len(writer.logged) == 1
+    writer.close()
+    assert curves(tmp_path / "curves") == {"charts/SPS": [(150, 1.0)]}
     (tmp_path / "progress.json").write_text("{")
     assert progress.read(tmp_path) == {}
