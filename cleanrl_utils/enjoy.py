@@ -4,22 +4,36 @@ Usage:
     python -m cleanrl_utils.enjoy --exp-name dqn --env-id CartPole-v1 --eval-episodes 10 [--seed 1] [--capture-video]
     python -m cleanrl_utils.enjoy RUN_DIR
 
-By name it takes the newest run of that name in runs/ that has a model, and looks on the hub if there is none, or if
---hf-entity says where. What comes from the hub is never executed: see cleanrl_utils/huggingface.py. The score says to
-which step the policy was trained; if its run has gone on since, a warning says so.
+Where there is a screen it opens a window, elsewhere it records a video. By name it takes the newest run of that name in
+runs/ that has a model, and looks on the hub if there is none, or if --hf-entity says where. What comes from the hub is
+never executed: see cleanrl_utils/huggingface.py. The score says to which step the policy was trained; if its run has
+gone on since, a warning says so.
 """
 
 import difflib
 import json
+import os
 import sys
+import tempfile
+from ctypes.util import find_library
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import gymnasium as gym
+import numpy as np
 import tyro
 
 from cleanrl_utils.checkpoint import last_step
-from cleanrl_utils.evaluate import MAX_EPISODE_STEPS, SEED_OFFSET, Evaluation, describe_age, evaluate, load_run
+from cleanrl_utils.evaluate import (
+    HAS_SCREEN,
+    MAX_EPISODE_STEPS,
+    SEED_OFFSET,
+    Evaluation,
+    describe_age,
+    evaluate,
+    load_run,
+)
 from cleanrl_utils.huggingface import ALGORITHMS, HubError, load_pulled, pull_from_hub, repository
 
 
@@ -51,6 +65,7 @@ def main(
     eval_episodes: int = 10,
     hf_entity: str = "",
     hf_repository: str = "",
+    show: Literal["auto", "window", "video", "nothing"] = "auto",
     capture_video: bool = False,
     stochastic: bool = False,
     show_source: bool = False,
@@ -67,16 +82,23 @@ def main(
         eval_episodes: how many episodes to play
         hf_entity: the user or organisation on the hub; by default runs/ is searched first, then cleanrl on the hub
         hf_repository: the whole name of a repository, like cleanrl/CartPole-v1-dqn-seed1
-        capture_video: record the episodes of the first environment
+        show: a window, a video of the first environment, or the score alone; auto is a window where there is a screen
+        capture_video: the same as --show video
         stochastic: sample actions as in training instead of taking the most likely ones
         show_source: print how the algorithm file in the repository differs from the one here, and stop
         max_episode_steps: cut an episode off after so many steps
         cuda: use the GPU when there is one
     """
-    if eval_episodes < 1:
-        sys.exit("--eval-episodes must be at least 1")
-    if max_episode_steps < 1:
-        sys.exit("--max-episode-steps must be at least 1")
+    for flag, value in {"--eval-episodes": eval_episodes, "--max-episode-steps": max_episode_steps}.items():
+        if value < 1:
+            sys.exit(f"{flag} must be at least 1")
+    is_automatic = show == "auto" and not capture_video
+    if capture_video:
+        show = "video"
+    elif show == "auto":
+        show = "window" if HAS_SCREEN else "video"
+    if show == "video" and not HAS_SCREEN and find_library("EGL"):
+        os.environ.setdefault("MUJOCO_GL", "egl")
     if not run_dir and not hf_repository and not (exp_name and env_id):
         sys.exit("name a policy: RUN_DIR, or --exp-name and --env-id, or --hf-repository")
     claimed = None
@@ -101,7 +123,8 @@ def main(
             claimed = read_scores(folder / "evaluation.json")
             if source and source.read_bytes() != (ALGORITHMS / source.name).read_bytes():
                 print(f"note: it was trained by another version of {source.name} (--show-source); ours plays it")
-        result = evaluate(
+        play = partial(
+            evaluate,
             model_path,
             args["env_id"],
             module.make_envs,
@@ -109,10 +132,25 @@ def main(
             episodes=eval_episodes,
             seed=args["seed"] + SEED_OFFSET,
             deterministic=not stochastic,
-            video_dir=video_dir if capture_video else None,
             device=None if cuda else "cpu",
             max_episode_steps=max_episode_steps,
         )
+        try:
+            if show == "window":
+                with tempfile.TemporaryDirectory() as folder:  # nothing is recorded there
+                    result = play(video_dir=folder, show=Window(f"{args['exp_name']}, {args['env_id']}").show)
+            else:
+                result = play(video_dir=video_dir if show == "video" else None)
+        except Exception as error:  # whatever a renderer raises
+            reason = " ".join(str(error).split())[:200]
+            if isinstance(error, OSError) or show == "nothing":
+                raise
+            if not is_automatic:
+                raise ValueError(f"no pictures ({reason}); --show nothing plays without") from error
+            print(f"note: no pictures ({reason})", file=sys.stderr)
+            os.environ.pop("MUJOCO_GL", None)
+            show = "nothing"
+            result = play()
         if local:
             result.run_step = last_step(local)
     except (HubError, OSError, ImportError, ValueError, gym.error.Error) as error:
@@ -121,8 +159,36 @@ def main(
     if claimed:
         print(f"claimed: {claimed}")
     print(f"{'here:' if claimed else 'score:':<8} {result}")
-    if capture_video:
+    if show == "video":
         print(f"video:   {video_dir}/videos")
+
+
+class Window:
+    """Shows the frames of a game at its pace. Once it is closed, the rest is played unseen."""
+
+    def __init__(self, title: str):
+        import pygame
+
+        self.pygame, self.title, self.screen, self.closed = pygame, title, None, False
+
+    def show(self, frame: np.ndarray, frames_per_second: int) -> None:
+        if self.closed:
+            return
+        pygame = self.pygame
+        height, width, _ = frame.shape
+        scale = max(1, 480 // height)  # those of Atari are small
+        size = width * scale, height * scale
+        if self.screen is None:
+            pygame.display.init()
+            self.screen, self.clock = pygame.display.set_mode(size), pygame.time.Clock()
+            pygame.display.set_caption(self.title)
+        picture = pygame.surfarray.make_surface(frame.swapaxes(0, 1))
+        self.screen.blit(pygame.transform.scale(picture, size), (0, 0))
+        pygame.display.flip()
+        self.clock.tick(frames_per_second)
+        if any(event.type == pygame.QUIT for event in pygame.event.get()):
+            self.closed = True
+            pygame.display.quit()
 
 
 def read_scores(path: Path) -> Evaluation | None:
@@ -139,4 +205,4 @@ def read_scores(path: Path) -> Evaluation | None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    tyro.cli(main, prog="python -m cleanrl_utils.enjoy")

@@ -1,7 +1,7 @@
-"""Evaluate the trained policy of a run.
+"""Evaluate the trained policies of runs.
 
 Usage:
-    python -m cleanrl_utils.evaluate RUN_DIR --episodes 10 [--capture-video] [--stochastic] [--seed 1]
+    python -m cleanrl_utils.evaluate RUN_DIR [RUN_DIR ...] --episodes 10 [--capture-video] [--stochastic] [--json]
 
 Works for every algorithm file that has `make_envs` and `load_policy`: same wrappers and observation statistics as in
 training, raw returns. The algorithm is the copy of its source in the run folder, i.e. exactly what was trained.
@@ -11,14 +11,14 @@ does not end is cut off, and counts with its return so far.
 """
 
 import importlib.util
-import json
 import os
 import random
 import sys
 import textwrap
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from json import dumps, loads
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -32,8 +32,10 @@ from cleanrl_utils import backend
 from cleanrl_utils.checkpoint import last_step
 from cleanrl_utils.envpool_games import EnvPoolGames, is_pool
 from cleanrl_utils.snapshot import end_games, layers, stop_filming
+from cleanrl_utils.words import count
 
-if sys.platform == "linux" and not os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}:
+HAS_SCREEN = sys.platform != "linux" or bool(os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"})
+if not HAS_SCREEN:
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame films without a screen, but complains about its absence
     if {"--capture-video", "--capture_video"} & set(sys.argv):  # only then: where EGL fails, so does importing MuJoCo
         os.environ.setdefault("MUJOCO_GL", "egl")
@@ -79,7 +81,7 @@ class Evaluation:
     def __str__(self) -> str:
         low, high = self.interval
         text = f"mean return {self.mean:.2f}, std {self.std:.2f}, 95% interval of the mean [{low:.2f}, {high:.2f}]"
-        text += f", {len(self.returns)} episodes"
+        text += f", {count(len(self.returns), 'episode')}"
         if self.num_cut_off:
             text += f" ({self.num_cut_off} cut off after {self.max_episode_steps} steps)"
         if self.global_step is not None:
@@ -128,13 +130,15 @@ def evaluate(
     video_dir: str | Path | None = None,
     device: str | None = None,
     max_episode_steps: int = MAX_EPISODE_STEPS,
+    show: Callable[[np.ndarray, int], None] | None = None,
 ) -> Evaluation:
     """Run the policy for a number of episodes, some of them side by side.
 
-    Every environment gets its fixed share of the episodes: taking the first to finish would favour short ones.
+    Every environment gets its fixed share of the episodes: taking the first to finish would favour short ones. They are
+    filmed into `video_dir`, or played one after the other, and each frame and its rate are given to `show`.
     """
     device = device or ("cuda" if backend.has_gpu() else "cpu")
-    shares = [len(share) for share in np.array_split(range(episodes), min(episodes, 10))]
+    shares = [len(share) for share in np.array_split(range(episodes), 1 if show else min(episodes, 10))]
     random_states = backend.random_states()
     random.seed(seed)  # EnvPool's seed is drawn when it is made
     envs = make_envs(env_id, len(shares), video_dir is not None, str(video_dir))
@@ -155,6 +159,12 @@ def evaluate(
         films = [layer for layer in layers(envs) if "recorded_frames" in vars(layer)]
         for path in Path(video_dir, "videos").glob("rl-video-episode-*.mp4"):
             path.unlink()  # of an earlier evaluation
+    if show:
+        if not films:
+            raise ValueError(f"{env_id} has no pictures to show")
+        game = films[0].env
+        stop_filming(envs)
+        films = []
 
     results = [[] for _ in shares]  # of each environment: the return and the length of its episodes
     num_cut_off = 0
@@ -165,6 +175,8 @@ def evaluate(
         except backend.flax_errors() as error:  # Flax looks at the parameters when the network is first called
             raise OSError(f"{model_path} does not load: {textwrap.shorten(str(error), 300)}") from error
         obs, _, terminations, truncations, infos = games.step(actions)
+        if show:
+            show(game.render(), game.metadata.get("render_fps", 30))
         starts = games.starts(terminations | truncations)
         final_info = infos.get("final_info", {})
         for idx in np.flatnonzero(final_info.get("_episode", ())):
@@ -218,7 +230,7 @@ def model_step(model_path: str | Path) -> int | None:
 def model_args(model_path: str | Path) -> dict | None:
     """The arguments with which a model was trained, or None if it does not say: its run may have gone on."""
     try:
-        args = json.loads(model_metadata(model_path)["args"])
+        args = loads(model_metadata(model_path)["args"])
     except (KeyError, ValueError):
         return None
     return args if isinstance(args, dict) else None
@@ -238,7 +250,7 @@ def load_run(run_dir: str | Path) -> tuple[dict, ModuleType, Path]:
     run_dir = Path(run_dir)
     if not (run_dir / "args.json").exists():
         raise FileNotFoundError(f"{run_dir} is not a run folder: it has no args.json")
-    args = json.loads((run_dir / "args.json").read_text())
+    args = loads((run_dir / "args.json").read_text())
     model_path = run_dir / f"{args['exp_name']}.safetensors"
     if not model_path.exists():
         raise FileNotFoundError(f"{run_dir} has no model: train with --save-model, or resume it with that flag")
@@ -253,53 +265,65 @@ def load_run(run_dir: str | Path) -> tuple[dict, ModuleType, Path]:
 
 
 def main(
-    run_dir: Annotated[Path, tyro.conf.Positional],
+    run_dirs: Annotated[list[Path], tyro.conf.Positional],
     episodes: int = 10,
     seed: int | None = None,
     capture_video: bool = False,
     stochastic: bool = False,
     max_episode_steps: int = MAX_EPISODE_STEPS,
     cuda: bool = True,
+    json: bool = False,
 ) -> None:
-    """Evaluate the trained policy of a run.
+    """Evaluate the trained policies of runs.
 
     Args:
-        run_dir: the folder of the run, trained with --save-model
-        episodes: how many episodes
+        run_dirs: the folders of the runs, trained with --save-model
+        episodes: how many episodes each
         seed: seed of the environments and of a stochastic policy; by default one derived from the run's
         capture_video: record the episodes of the first environment into RUN_DIR/evaluation/videos
         stochastic: sample actions as in training instead of taking the most likely ones
         max_episode_steps: cut an episode off after so many steps
         cuda: use the GPU when there is one
+        json: print a list of all results as JSON, every single return included
     """
-    if episodes < 1:
-        sys.exit("--episodes must be at least 1")
-    if max_episode_steps < 1:
-        sys.exit("--max-episode-steps must be at least 1")
-    try:
-        args, module, model_path = load_run(run_dir)
-        age = describe_age(run_dir, model_path)
-        if age:
-            print(f"warning: {age}", file=sys.stderr)
-        result = evaluate(
-            model_path,
-            args["env_id"],
-            module.make_envs,
-            module.load_policy,
-            episodes=episodes,
-            seed=args["seed"] + SEED_OFFSET if seed is None else seed,
-            deterministic=not stochastic,
-            video_dir=run_dir / "evaluation" if capture_video else None,
-            device=None if cuda else "cpu",
-            max_episode_steps=max_episode_steps,
-        )
-        result.run_step = last_step(run_dir)
-    except (OSError, ImportError, ValueError, gym.error.Error) as error:
-        sys.exit(f"cannot evaluate: {error}")
-    print(f"{args['env_id']} {module.__name__}: {result}")
-    if capture_video:
-        print(f"video: {run_dir}/evaluation/videos")
+    for flag, value in {"--episodes": episodes, "--max-episode-steps": max_episode_steps}.items():
+        if value < 1:
+            sys.exit(f"{flag} must be at least 1")
+    results = []
+    for run_dir in run_dirs:
+        try:
+            args, module, model_path = load_run(run_dir)
+            age = describe_age(run_dir, model_path)
+            if age:
+                print(f"warning: {age}", file=sys.stderr)
+            result = evaluate(
+                model_path,
+                args["env_id"],
+                module.make_envs,
+                module.load_policy,
+                episodes=episodes,
+                seed=args["seed"] + SEED_OFFSET if seed is None else seed,
+                deterministic=not stochastic,
+                video_dir=run_dir / "evaluation" if capture_video else None,
+                device=None if cuda else "cpu",
+                max_episode_steps=max_episode_steps,
+            )
+            result.run_step = last_step(run_dir)
+        except (OSError, ImportError, ValueError, gym.error.Error) as error:
+            print(f"cannot evaluate {run_dir}: {error}", file=sys.stderr)
+            continue
+        about = {"run_dir": str(run_dir), "env_id": args["env_id"], "exp_name": args["exp_name"], "seed": args["seed"]}
+        results.append(about | {"mean": result.mean, "std": result.std, "interval": result.interval} | asdict(result))
+        if not json:
+            name = f"{run_dir}: " if len(run_dirs) > 1 else ""
+            print(f"{name}{args['env_id']} {module.__name__}: {result}", flush=True)
+            if capture_video:
+                print(f"video: {run_dir}/evaluation/videos")
+    if json:
+        print(dumps(results, indent=2))
+    if len(results) < len(run_dirs):
+        sys.exit(1)
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    tyro.cli(main, prog="python -m cleanrl_utils.evaluate")

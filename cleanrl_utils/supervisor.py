@@ -281,7 +281,8 @@ def load(spec: str, line: int | None) -> Experiment:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    keep_lines = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser("python -m cleanrl_utils.supervisor", **keep_lines)
     parser.add_argument("spec", help="an experiment as JSON, or a file with one a line")
     parser.add_argument("line", nargs="?", type=int, help="which line of the file, from 0 on")
     parser.add_argument("--cpus", help="the CPUs it may use, such as 0,1")

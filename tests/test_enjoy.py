@@ -1,7 +1,9 @@
 """Enjoy: watch a policy of one's own; tests/test_huggingface.py plays those of others."""
 
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, SHORT, Runner
@@ -21,17 +23,71 @@ def play(trained, monkeypatch, capsys):
     monkeypatch.chdir(trained.parents[1])
 
     def call(*flags: str) -> str:
-        enjoy.tyro.cli(enjoy.main, args=[*flags, "--no-cuda"])
+        enjoy.tyro.cli(enjoy.main, args=["--show", "nothing", *flags, "--no-cuda"])
         return capsys.readouterr().out
 
     return call
 
 
 def test_the_program_plays_a_run_by_name_and_films_it(trained):
-    flags = ["--exp-name", "ppo", "--env-id", "CartPole-v1", "--seed", "3", "--eval-episodes", "4", "--capture-video"]
+    flags = ["--exp-name", "ppo", "--env-id", "CartPole-v1", "--seed", "3", "--eval-episodes", "4"]
     done = Runner(trained.parents[1]).run("-m", "cleanrl_utils.enjoy", *flags, "--no-cuda")
     assert f"policy:  runs/{trained.name}\n" in done.stdout and ", 4 episodes" in done.stdout
-    assert list(trained.glob("evaluation/videos/*.mp4"))
+    assert list(trained.glob("evaluation/videos/*.mp4")) and f"video:   runs/{trained.name}/evaluation" in done.stdout
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """A screen that nobody sees; returns what pygame was asked to show."""
+    import pygame
+
+    monkeypatch.setattr(enjoy, "HAS_SCREEN", True)
+    shown = SimpleNamespace(frames=[], rates=[], sizes=[], close_after=10**9)
+    clock = SimpleNamespace(tick=shown.rates.append)
+    monkeypatch.setattr(pygame.time, "Clock", lambda: clock)
+    set_mode, flip, get = pygame.display.set_mode, pygame.display.flip, pygame.event.get
+
+    def flip_and_keep():
+        shown.frames.append(pygame.surfarray.array3d(pygame.display.get_surface()))
+        shown.sizes.append(pygame.display.get_surface().get_size())
+        flip()
+
+    def get_and_close():
+        closed = [pygame.event.Event(pygame.QUIT)] if len(shown.frames) >= shown.close_after else []
+        return [*get(), *closed]
+
+    monkeypatch.setattr(pygame.display, "set_mode", set_mode)
+    monkeypatch.setattr(pygame.display, "flip", flip_and_keep)
+    monkeypatch.setattr(pygame.event, "get", get_and_close)
+    yield shown
+    pygame.display.quit()
+
+
+def test_where_there_is_a_screen_every_step_is_shown_in_a_window_at_the_pace_of_the_game(trained, screen, capsys):
+    flags = [str(trained), "--eval-episodes", "2", "--no-cuda"]
+    enjoy.tyro.cli(enjoy.main, args=flags)
+    output = capsys.readouterr().out
+    lengths = 2 * float(re.search(r"mean return ([\d.]+)", output)[1])  # a point for each step
+    assert len(screen.frames) == lengths and set(screen.sizes) == {(600, 400)} and set(screen.rates) == {50}
+    assert (screen.frames[0] != screen.frames[5]).any() and screen.frames[0].std() > 1  # a cart that moves
+    assert "video" not in output and not list(trained.glob("videos"))
+
+
+def test_a_window_that_is_closed_is_closed_and_the_score_comes_all_the_same(trained, screen, capsys):
+    screen.close_after = 3
+    enjoy.tyro.cli(enjoy.main, args=[str(trained), "--eval-episodes", "2", "--no-cuda"])
+    assert len(screen.frames) == 3 and ", 2 episodes, trained" in capsys.readouterr().out
+
+
+def test_an_environment_without_pictures_is_played_all_the_same_unless_they_were_asked_for(runner, monkeypatch, capsys):
+    modules = ROOT / "tests" / "modules"
+    monkeypatch.syspath_prepend(modules)
+    run_dir = runner.train(*SHORT, "--env-id", "from_one:FromOne-v0", "--save-model", modules=modules)
+    enjoy.tyro.cli(enjoy.main, args=[str(run_dir), "--eval-episodes", "2", "--no-cuda"])
+    output = capsys.readouterr()
+    assert output.err.startswith("note: no pictures (") and ", 2 episodes" in output.out and "video" not in output.out
+    with pytest.raises(SystemExit, match=r"^cannot play: no pictures \(.*\); --show nothing plays without$"):
+        enjoy.tyro.cli(enjoy.main, args=[str(run_dir), "--eval-episodes", "2", "--no-cuda", "--capture-video"])
 
 
 def test_a_run_folder_and_its_name_are_the_same_policy(trained, play):
@@ -91,7 +147,7 @@ def test_score_says_to_which_step_the_policy_was_trained_and_what_was_cut_off(tr
 def test_policy_that_is_older_than_its_run_is_played_with_a_warning(trained, tmp_path, capsys):
     older = shutil.copytree(trained, tmp_path / "older")
     note_step(older, 5000)
-    enjoy.tyro.cli(enjoy.main, args=[str(older), "--eval-episodes", "1", "--no-cuda"])
+    enjoy.tyro.cli(enjoy.main, args=[str(older), "--eval-episodes", "1", "--no-cuda", "--show", "nothing"])
     output = capsys.readouterr()
     assert output.err.startswith(
         "warning: the model was trained to step 1280, but the run has gone on to step 5000 (for"

@@ -1,5 +1,6 @@
 """Evaluation: the policy that was trained, under the same conditions, with honest statistics."""
 
+import json
 import shutil
 
 import gymnasium as gym
@@ -314,7 +315,7 @@ def test_model_that_does_not_say_its_step_is_evaluated_as_ever(runner, run_dir, 
     save_file(load_file(old / "ppo.safetensors"), old / "ppo.safetensors", metadata)
     note_step(old, 40960)
     result = runner.run("-m", "cleanrl_utils.evaluate", old, "--episodes", 1)
-    assert result.stdout.endswith("1 episodes\n") and not result.stderr
+    assert result.stdout.endswith(", 1 episode\n") and not result.stderr
 
 
 def test_run_that_does_not_say_its_step_is_evaluated_as_ever(runner, run_dir):
@@ -324,13 +325,39 @@ def test_run_that_does_not_say_its_step_is_evaluated_as_ever(runner, run_dir):
     assert result.stdout.endswith("trained to step 20480\n") and not result.stderr
 
 
+# Several runs
+
+
+def test_several_runs_are_evaluated_at_once_and_one_that_cannot_be_does_not_stop_the_others(runner, run_dir):
+    (runner.folder / "empty").mkdir()
+    copy = shutil.copytree(run_dir, runner.folder / "copy")
+    runs = [run_dir, "empty", copy]
+    done = runner.run("-m", "cleanrl_utils.evaluate", *runs, "--episodes", 2, "--no-cuda", check=False)
+    first, second = done.stdout.splitlines()
+    assert done.returncode == 1 and done.stderr == (
+        "cannot evaluate empty: empty is not a run folder: it has no args.json\n"
+    )
+    assert first.startswith(f"{run_dir}: CartPole-v1 ppo: mean return") and second.startswith(
+        f"{copy}: CartPole-v1 ppo"
+    )
+    assert first.partition(": ")[2] == second.partition(": ")[2]
+
+
+def test_results_as_json_hold_every_return(runner, run_dir):
+    done = runner.run("-m", "cleanrl_utils.evaluate", run_dir, run_dir, "--episodes", 3, "--no-cuda", "--json")
+    first, second = json.loads(done.stdout)
+    assert first == second and first["run_dir"] == str(run_dir) and first["env_id"] == "CartPole-v1"
+    assert len(first["returns"]) == 3 and first["mean"] == pytest.approx(np.mean(first["returns"]))
+    assert first["returns"] == first["lengths"] and first["global_step"] == 20480  # a point for each step
+
+
 # Flags and spaces
 
 
 @pytest.mark.parametrize("flag", ["episodes", "max_episode_steps"])
 def test_number_that_is_too_small_gets_one_clear_line(run_dir, flag):
     with pytest.raises(SystemExit, match=f"--{flag.replace('_', '-')} must be at least 1"):
-        main(run_dir, **{flag: 0})
+        main([run_dir], **{flag: 0})
 
 
 def test_limit_of_the_command_line_is_said_in_the_result(runner, run_dir):

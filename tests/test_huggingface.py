@@ -182,7 +182,7 @@ def trained(tmp_path_factory) -> Path:
 
 def play(*flags: str) -> None:
     """The command line of enjoy, in this process."""
-    enjoy.tyro.cli(enjoy.main, args=[*flags, "--no-cuda"])
+    enjoy.tyro.cli(enjoy.main, args=["--show", "nothing", *flags, "--no-cuda"])
 
 
 HERE = ["--exp-name", "dqn", "--env-id", "CartPole-v1", "--hf-entity", "me"]

@@ -429,7 +429,7 @@ def test_run_resumed_at_another_step_plays_other_games(trained, tmp_path):
 
 
 def test_evaluating_again_and_again_gives_what_the_run_gave_at_its_end(trained, runner, capsys):
-    main(trained.run_dir, cuda=False)
+    main([trained.run_dir], cuda=False)
     printed = capsys.readouterr().out
     assert runner.run("-m", "cleanrl_utils.evaluate", trained.run_dir).stdout == printed
     result = printed.removeprefix("Breakout-v5 ppo_atari_envpool: ")
@@ -528,4 +528,4 @@ def test_what_is_not_installed_is_named(runner, modules, words):
 
 def test_evaluation_cannot_be_filmed_and_says_so(trained):
     with pytest.raises(SystemExit, match="EnvPool cannot be filmed"):
-        main(trained.run_dir, cuda=False, capture_video=True)
+        main([trained.run_dir], cuda=False, capture_video=True)

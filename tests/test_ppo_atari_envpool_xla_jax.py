@@ -475,7 +475,7 @@ def assert_resumes_and_evaluates(script, folder, capsys):
     first = run_script(script, folder, *flags, "--total-timesteps", 768, "--save-model")
     assert "10 episodes, trained to step 768" in capsys.readouterr().out
     evaluated = [value for _, value in first.curves["eval/episodic_return"]]
-    evaluate.main(first.run_dir, cuda=False)
+    evaluate.main([first.run_dir], cuda=False)
     assert f"mean return {np.mean(evaluated):.2f}" in capsys.readouterr().out
     saved = ours.unflatten_dict(ours.load_file(next(first.run_dir.glob("*.safetensors"))), sep=".")
     jax.tree.map(np.testing.assert_array_equal, saved, first.rollouts[-1].model)

@@ -639,7 +639,7 @@ def test_evaluation_at_the_end_is_repeated_by_the_saved_model(trained, monkeypat
     again = evaluate(trained.model, "Breakout-v5", module.make_envs, module.load_policy, **settings)
     assert again.returns == returns and len(returns) == 10 and max(again.lengths) == 26
     with pytest.raises(SystemExit, match="EnvPool cannot be filmed"):
-        main(trained.run_dir, cuda=False, capture_video=True)
+        main([trained.run_dir], cuda=False, capture_video=True)
 
 
 def test_saved_policy_takes_the_best_actions_and_forgets_where_it_is_told(network, tmp_path):
