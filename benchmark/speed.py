@@ -8,10 +8,11 @@ Every contestant trains on the task with the same hyper-parameters, logging to T
 pinned to one core. The tasks: PPO on cartpole (CartPole-v1, 4 environments) and on halfcheetah (HalfCheetah-v4, one
 environment, observations and rewards normalized); dqn (CartPole-v1); ddpg, td3 and sac (HalfCheetah-v4, one update a
 step). The contestants take turns of a second: all but one are stopped (SIGSTOP), so that a busy minute of the machine
-hits them alike. Speed is read from the times of each contestant's own TensorBoard events, its own turns counted alone,
-between `--warm-up` steps (start-up and compilation are over, learning has begun) and the end. Our files run with their
-defaults, with `--accelerate off` (line by line, as written) and with `--compile`; their twins in JAX run beside them.
-Reported: the median over rounds, and its ratio to Stable-Baselines3's.
+hits them alike. All go on until the slowest has trained `--steps` steps: nobody has the machine for itself at the end.
+Speed is read from the times of each contestant's own TensorBoard events, its own turns counted alone, from `--warm-up`
+steps on (start-up and compilation are over, learning has begun). Our files run with their defaults, with `--accelerate
+off` (line by line, as written) and with `--compile`; their twins in JAX run beside them. Reported: the median over
+rounds, and its ratio to Stable-Baselines3's.
 """
 
 import csv
@@ -28,10 +29,14 @@ from pathlib import Path
 from typing import Literal
 
 import tyro
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator, ScalarEvent
+
+from cleanrl_utils import progress
 
 ROOT = Path(__file__).resolve().parents[1]
 TURN = 1.0  # seconds
+PATIENCE = 120.0  # seconds of its own turns after which a contestant should have logged something
+BEYOND = 100  # trainings are told to last so many times the steps that count, as the fastest must not end first
 
 PEER = """
 import sys, torch
@@ -69,7 +74,7 @@ algorithm = DQN
 envs = make_vec_env("CartPole-v1", 1, seed=1)
 settings.update(buffer_size=10_000, batch_size=128, tau=1.0, train_freq=10, target_update_interval=500)
 settings.update(learning_rate=2.5e-4, policy_kwargs=dict(net_arch=[120, 84]))
-settings.update(exploration_fraction=0.5, exploration_initial_eps=1.0, exploration_final_eps=0.05)
+settings.update(exploration_fraction=0.5 / {BEYOND}, exploration_initial_eps=1.0, exploration_final_eps=0.05)
 """,
     "ddpg": f"""
 {OFF_POLICY}
@@ -113,12 +118,15 @@ def train(name: str, task: str, steps: int, folder: Path) -> list[str]:
             "-c",
             PEER.format(module=module, task=TASKS[task], extra=extra),
             str(folder),
-            str(steps),
+            str(BEYOND * steps),
         ]
     script, *flags = name.split()
     if task not in ("cartpole", "halfcheetah"):
         flags += ["--learning-starts", str(LEARNING_STARTS)]
-    return [sys.executable, str(ROOT / "cleanrl" / script), "--no-cuda", "--total-timesteps", str(steps), *flags]
+    if task == "dqn":
+        flags += ["--exploration-fraction", str(0.5 / BEYOND)]
+    flags += ["--total-timesteps", str(BEYOND * steps)]
+    return [sys.executable, str(ROOT / "cleanrl" / script), "--no-cuda", *flags]
 
 
 class Contestant:
@@ -153,19 +161,48 @@ class Contestant:
         self.turns.append((start, time.time()))
         if self.process.returncode:
             sys.exit(f"{self.name} failed:\n{(self.folder / 'output.txt').read_text()[-3000:]}")
+        if self.step() == 0 and sum(end - start for start, end in self.turns) > PATIENCE:
+            sys.exit(f"{self.name} has logged nothing in {PATIENCE:.0f} s of its own")
 
     def active(self, moment: float) -> float:
         """The seconds that it has run until then."""
         return sum(min(end, moment) - start for start, end in self.turns if start < moment)
 
-    def steps_per_second(self, warm_up: int) -> float:
-        logs = next(self.folder.rglob("events.out.tfevents.*")).parent
-        events = EventAccumulator(str(logs), size_guidance={"scalars": 0}).Reload()
+    def logged(self) -> list[ScalarEvent]:
+        """Its own measurements of its speed; here only their steps and times count."""
+        path = next(self.folder.rglob("events.out.tfevents.*"), None)
+        if path is None:
+            return []
+        events = EventAccumulator(str(path.parent), size_guidance={"scalars": 0}).Reload()
         tags = [tag for tag in events.Tags()["scalars"] if tag in ("charts/SPS", "time/fps")]
-        logged = [x for tag in tags for x in events.Scalars(tag)]
-        points = [(x.step, self.active(x.wall_time)) for x in logged if x.step >= warm_up]
+        return [x for tag in tags for x in events.Scalars(tag)]
+
+    def step(self) -> int:
+        """How far it is. Our files note that every second, while their curves reach the disk minutes later."""
+        noted = [progress.read(path.parent).get("step", 0) for path in self.folder.rglob("progress.json")]
+        return noted[0] if noted else max((x.step for x in self.logged()), default=0)
+
+    def end(self) -> None:
+        """Ask it to stop, for which our files write their curves; then kill what is left."""
+        if self.process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGINT)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                pass
+        try:
+            self.signal(signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+    def steps_per_second(self, warm_up: int) -> float:
+        in_time = [x for x in self.logged() if x.step >= warm_up and x.wall_time <= self.turns[-1][1]]
+        points = [(x.step, self.active(x.wall_time)) for x in in_time]
         if len(points) < 2:
-            sys.exit(f"{self.name} has logged {len(points)} times after --warm-up {warm_up}: raise --steps")
+            times = "once" if points else "nothing"
+            sys.exit(f"{self.name} has logged {times} after --warm-up {warm_up}: raise --steps")
         (first_step, first_time), (last_step, last_time) = points[0], points[-1]
         return (last_step - first_step) / (last_time - first_time)
 
@@ -175,14 +212,13 @@ def race(task: str, steps: int, warm_up: int, core: int | None) -> dict[str, flo
     with tempfile.TemporaryDirectory() as folder:
         all_of_them = [Contestant(name, task, steps, core, Path(folder, name)) for name in contestants(task)]
         try:
-            while running := [x for x in all_of_them if x.process.returncode is None]:
-                for contestant in running:
-                    contestant.take_turn(TURN)
+            while any(x.process.returncode is None and x.step() < steps for x in all_of_them):
+                for contestant in all_of_them:
+                    if contestant.process.returncode is None:
+                        contestant.take_turn(TURN)
         finally:
             for contestant in all_of_them:
-                if contestant.process.poll() is None:
-                    contestant.signal(signal.SIGKILL)
-                    contestant.process.wait()
+                contestant.end()
         return {x.name: x.steps_per_second(warm_up) for x in all_of_them}
 
 
@@ -199,7 +235,7 @@ def main(
     Args:
         task: what all train on
         rounds: how often each contestant trains
-        steps: environment steps of each training
+        steps: environment steps of the slowest training; the others go on as long
         warm_up: steps at the start that do not count
         core: the core all are pinned to (Linux); None: not pinned
         csv_file: where to write every single measurement
@@ -228,4 +264,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    tyro.cli(main, prog="python benchmark/speed.py")

@@ -1,0 +1,70 @@
+"""benchmark/speed.py: who is measured how long, and what it says of who does not log."""
+
+import importlib.util
+import sys
+import time
+
+import pytest
+from conftest import ROOT
+
+# Trains as far as the race can see: logs its steps, at a pace of its own, and never ends by itself.
+RACER = """
+import sys, time
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+writer, pause, logs = EventFileWriter("logs"), float(sys.argv[1]), sys.argv[2] == "logs"
+for step in range(10, 10**6, 10):
+    time.sleep(pause)
+    if logs:
+        value = Summary.Value(tag="time/fps", simple_value=0)
+        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=[value])))
+        writer.flush()
+"""
+
+
+@pytest.fixture
+def speed(monkeypatch):
+    spec = importlib.util.spec_from_file_location("speed", ROOT / "benchmark" / "speed.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "TURN", 0.2)
+    return module
+
+
+def start_with(speed, monkeypatch, racers: dict) -> None:
+    monkeypatch.setattr(speed, "contestants", lambda task: list(racers))
+    monkeypatch.setattr(speed, "train", lambda name, *_: [sys.executable, "-c", RACER, *map(str, racers[name])])
+
+
+def test_all_run_until_the_slowest_has_enough(speed, monkeypatch):
+    start_with(speed, monkeypatch, {"fast": (0.01, "logs"), "slow": (0.04, "logs")})
+    turns = {}
+    ended = speed.Contestant.end
+
+    def end(contestant):
+        turns[contestant.name] = len(contestant.turns), contestant.step()
+        ended(contestant)
+
+    monkeypatch.setattr(speed.Contestant, "end", end)
+    speeds = speed.race("cartpole", steps=200, warm_up=50, core=None)
+    assert turns["fast"][0] == turns["slow"][0]  # to the last turn
+    assert 200 <= turns["slow"][1] < 400 < turns["fast"][1]
+    assert 1.5 < speeds["fast"] / speeds["slow"] < 6 and speeds["slow"] < 2 * 10 / 0.04
+
+
+def test_who_logs_nothing_ends_the_race_with_a_line(speed, monkeypatch):
+    start_with(speed, monkeypatch, {"chatty": (0.01, "logs"), "silent": (0.01, "is silent")})
+    monkeypatch.setattr(speed, "PATIENCE", 1.0)
+    start = time.monotonic()
+    with pytest.raises(SystemExit, match="^silent has logged nothing in 1 s of its own$"):
+        speed.race("cartpole", steps=10**9, warm_up=50, core=None)
+    assert time.monotonic() - start < 60
+
+
+def test_who_has_logged_too_little_to_be_measured_gets_a_line(speed, tmp_path, monkeypatch):
+    monkeypatch.setattr(speed, "train", lambda *_: [sys.executable, "-c", "pass"])
+    contestant = speed.Contestant("short", "cartpole", 100, None, tmp_path / "short")
+    contestant.take_turn(60)
+    with pytest.raises(SystemExit, match="^short has logged nothing after --warm-up 50: raise --steps$"):
+        contestant.steps_per_second(50)
