@@ -1,7 +1,5 @@
 """How dense is a file to read? Three numbers, with the limits that keep the files in cleanrl/ plain.
 
-python -m cleanrl_utils.density cleanrl/ppo.py cleanrl/dqn.py
-
 Only lines of code count: imports, the class Args, docstrings, comments and blank lines are left out. Clever constructs
 are ternaries, walruses and star-unpackings. The published CleanRL has 9.9 tokens a line, 6% of its lines are over 100
 characters, and it has 1.2 clever constructs per 100 lines.
@@ -9,12 +7,10 @@ characters, and it has 1.2 clever constructs per 100 lines.
 
 import ast
 import io
-import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 MAX_TOKENS = 11.0  # tokens a line
 MAX_LONG = 8.0  # percent of the lines that are over LONG characters
@@ -74,25 +70,3 @@ def measure(source: str) -> Density:
     lines = source.splitlines()
     long = sum(len(lines[line - 1]) > LONG for line in tokens)
     return Density(tokens.total() / len(tokens), 100 * long / len(tokens), 100 * clever / len(tokens))
-
-
-def main(paths: list[str]) -> int:
-    if not paths:
-        print(__doc__)
-        return 2
-    too_dense = False
-    for path in paths:
-        try:
-            density = measure(Path(path).read_text(encoding="utf-8"))
-        except (OSError, SyntaxError, UnicodeDecodeError) as error:
-            print(f"density: {path}: {error}", file=sys.stderr)
-            return 2
-        print(f"{path:40}  {density}")
-        for problem in density.problems():
-            too_dense = True
-            print(f"    {problem}")
-    return 1 if too_dense else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -25,15 +25,7 @@ import numpy as np
 import tyro
 
 from cleanrl_utils.checkpoint import last_step
-from cleanrl_utils.evaluate import (
-    HAS_SCREEN,
-    MAX_EPISODE_STEPS,
-    SEED_OFFSET,
-    Evaluation,
-    describe_age,
-    evaluate,
-    load_run,
-)
+from cleanrl_utils.evaluate import HAS_SCREEN, MAX_EPISODE_STEPS, Evaluation, describe_age, evaluate_run, load_run
 from cleanrl_utils.huggingface import ALGORITHMS, HubError, load_pulled, pull_from_hub, repository
 
 
@@ -124,13 +116,11 @@ def main(
             if source and source.read_bytes() != (ALGORITHMS / source.name).read_bytes():
                 print(f"note: it was trained by another version of {source.name} (--show-source); ours plays it")
         play = partial(
-            evaluate,
+            evaluate_run,
+            args,
+            module,
             model_path,
-            args["env_id"],
-            module.make_envs,
-            module.load_policy,
             episodes=eval_episodes,
-            seed=args["seed"] + SEED_OFFSET,
             deterministic=not stochastic,
             device=None if cuda else "cpu",
             max_episode_steps=max_episode_steps,

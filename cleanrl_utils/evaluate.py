@@ -264,6 +264,14 @@ def load_run(run_dir: str | Path) -> tuple[dict, ModuleType, Path]:
     return args, module, model_path
 
 
+def evaluate_run(
+    args: dict, module: ModuleType, model_path: Path, seed: int | None = None, **options: Any
+) -> Evaluation:
+    """Evaluate what `load_run` has found, by default in episodes that the run was not trained on."""
+    seed = args["seed"] + SEED_OFFSET if seed is None else seed
+    return evaluate(model_path, args["env_id"], module.make_envs, module.load_policy, seed=seed, **options)
+
+
 def main(
     run_dirs: Annotated[list[Path], tyro.conf.Positional],
     episodes: int = 10,
@@ -296,13 +304,12 @@ def main(
             age = describe_age(run_dir, model_path)
             if age:
                 print(f"warning: {age}", file=sys.stderr)
-            result = evaluate(
+            result = evaluate_run(
+                args,
+                module,
                 model_path,
-                args["env_id"],
-                module.make_envs,
-                module.load_policy,
                 episodes=episodes,
-                seed=args["seed"] + SEED_OFFSET if seed is None else seed,
+                seed=seed,
                 deterministic=not stochastic,
                 video_dir=run_dir / "evaluation" if capture_video else None,
                 device=None if cuda else "cpu",

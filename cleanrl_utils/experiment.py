@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cleanrl_utils.files import replacing
+from cleanrl_utils.files import read_json, write_json
 
 ROOT = Path("runs/benchmark")
 PROGRESS = ("step", "total_steps", "sps", "episodic_return")  # what a run itself tells: see cleanrl_utils/progress.py
@@ -101,11 +101,8 @@ class State:
 
 
 def read_state(experiment: Experiment) -> State:
-    try:
-        saved = json.loads((experiment.folder / "state.json").read_text())
-        state = State(**{name: value for name, value in saved.items() if name in State.__dataclass_fields__})
-    except (OSError, ValueError):
-        state = State()
+    saved = read_json(experiment.folder / "state.json")
+    state = State(**{name: value for name, value in saved.items() if name in State.__dataclass_fields__})
     state.run_dir = state.run_dir or read_note(experiment)  # its supervisor may have been killed before it saw this
     return state
 
@@ -125,9 +122,9 @@ def read_note(experiment: Experiment) -> str | None:
 
 
 def write_state(experiment: Experiment, state: State, durable: bool = True) -> None:
+    experiment.folder.mkdir(parents=True, exist_ok=True)
     aside = experiment.folder / f"state.{os.getpid()}.tmp"
-    with replacing(experiment.folder / "state.json", durable=durable, aside=aside) as file:
-        json.dump(asdict(state), file, indent=1)
+    write_json(experiment.folder / "state.json", asdict(state), durable, aside)
 
 
 def is_locked(experiment: Experiment) -> bool:

@@ -237,6 +237,7 @@ def export(
         if not found <= limit:
             advice = f"not written. If rounding explains it, raise --tolerance {tolerance:g}"
             raise ExportError(f"it differs from the original in its {what} by {found:.2g}: {advice}")
+    output.parent.mkdir(parents=True, exist_ok=True)
     with replacing(output, "wb") as file:
         file.write(data)
     inputs, outputs = (

@@ -1,5 +1,6 @@
-"""Write files so that nobody ever reads half of one."""
+"""Files that nobody ever reads half of, and JSON that may be missing or damaged."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +10,11 @@ from typing import IO
 
 @contextmanager
 def replacing(path: Path, mode: str = "w", durable: bool = False, aside: Path | None = None) -> Iterator[IO]:
-    """A file to write to, aside, which is renamed into place when it is complete; its folder is made if need be.
+    """A file to write to, aside, which is renamed into place when it is complete.
 
     With `durable` it is on the disk before. Several processes that may write at once give an `aside` of their own.
     """
     aside = aside or path.with_name(f"{path.name}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with open(aside, mode, newline=None if "b" in mode else "") as file:
             yield file
@@ -24,3 +24,17 @@ def replacing(path: Path, mode: str = "w", durable: bool = False, aside: Path | 
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, facts: dict, durable: bool = False, aside: Path | None = None) -> None:
+    with replacing(path, durable=durable, aside=aside) as file:
+        json.dump(facts, file, indent=2)
+
+
+def read_json(path: Path) -> dict:
+    """Empty where there is no such file, or where it is damaged."""
+    try:
+        facts = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}

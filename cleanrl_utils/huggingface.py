@@ -30,15 +30,7 @@ import tyro
 from cleanrl_utils import provenance
 from cleanrl_utils.checkpoint import last_step
 from cleanrl_utils.commands import command_again
-from cleanrl_utils.evaluate import (
-    SEED_OFFSET,
-    Evaluation,
-    describe_age,
-    evaluate,
-    load_run,
-    model_args,
-    model_step,
-)
+from cleanrl_utils.evaluate import Evaluation, describe_age, evaluate_run, load_run, model_args, model_step
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -164,46 +156,27 @@ def model_card(
     if result.global_step is not None and result.run_step is not None and result.run_step > result.global_step:
         trained += f". Its run has gone on to step {result.run_step} since"
     shown = "\nThe policy plays in [replay.mp4](replay.mp4).\n" if video else ""
-    body = f"""
-# {exp_name} on {env_id}
-
-A policy trained with CleanRL, {trained}. The file that trained it is [{source.name}]({source.name}).
-{shown}
-## Score
-
-| episodes | mean return | std | 95% interval of the mean | shortest, longest episode |
-|---|---|---|---|---|
-| {len(result.returns)} | {result.mean:.2f} | {result.std:.2f} | {low:.2f} to {high:.2f} | {lengths} |
-
-Raw returns of the deterministic policy, in episodes that it was not trained on. All of them are in
-[evaluation.json](evaluation.json).
-
-## Play it, train it again
-
-In CleanRL's repository:
-
-```bash
-pip install -e ".[hub]"
-python -m cleanrl_utils.enjoy --hf-entity {entity} --exp-name {exp_name} --env-id {shlex.quote(env_id)} --seed {seed}
-```
-
-```bash
-{command}
-```
-
-## Trained with
-
-| | |
-|---|---|
-{chr(10).join(f"| {name} | {value} |" for name, value in origin.items())}
-
-## Arguments
-
-```json
-{json.dumps(args, indent=2)}
-```
-"""
-    return f"---\n{data.to_yaml()}\n---\n{body}"
+    text = Path(__file__).with_name("model_card.md").read_text()
+    body = text.format(
+        env_id=env_id,
+        exp_name=exp_name,
+        seed=seed,
+        trained=trained,
+        source=source.name,
+        shown=shown,
+        episodes=len(result.returns),
+        mean=result.mean,
+        std=result.std,
+        low=low,
+        high=high,
+        lengths=lengths,
+        entity=entity,
+        quoted_env_id=shlex.quote(env_id),
+        command=command,
+        origin="\n".join(f"| {name} | {value} |" for name, value in origin.items()),
+        arguments=json.dumps(args, indent=2),
+    )
+    return f"---\n{data.to_yaml()}\n---\n\n{body}"
 
 
 def push_to_hub(
@@ -221,8 +194,7 @@ def push_to_hub(
         if age and not allow_stale:
             raise HubError(f"{age}; to upload the old one: --allow-stale")
         if result is None:
-            seed = args["seed"] + SEED_OFFSET
-            result = evaluate(model_path, args["env_id"], module.make_envs, module.load_policy, seed=seed)
+            result = evaluate_run(args, module, model_path)
     except (OSError, ImportError) as error:
         raise HubError(str(error)) from error
     result = replace(result, global_step=model_step(model_path), run_step=last_step(run_dir))

@@ -333,6 +333,7 @@ def run(args: argparse.Namespace) -> int:
             print(*unified(old, new, colour), sep="\n")
         else:
             page = Path(args.html or f"{old.path.stem}_to_{new.path.stem}.html")
+            page.parent.mkdir(parents=True, exist_ok=True)
             page.write_text(html_page(old, new), encoding="utf-8")
             print(f"wrote {page}")
     return 0

@@ -6,6 +6,7 @@ import string
 from collections.abc import Iterator, Sequence
 from functools import cache
 from html import escape
+from pathlib import Path
 
 from cleanrl_utils.lineage_source import Source
 
@@ -103,55 +104,5 @@ def html_page(old: Source, new: Source, context: int = 3) -> str:
             body += html_row("same", was[tail:], now[tail:])
     added, removed = count_changes(old, new)
     names = {"old": escape(old.name), "new": escape(new.name)}
-    return PAGE.substitute(names, added=added, removed=removed, body=body)
-
-
-PAGE = string.Template("""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$old → $new</title>
-<style>
-:root { color-scheme: light dark; --page: #fff; --text: #1f2328; --faint: #767d86; --line: #d8dee4; --bar: #f6f8fa;
-  --old: #ffebe9; --new: #e3fbe8; --old-mark: #ffb8b2; --new-mark: #97e8ac; --minus: #c5221f; --plus: #18793a }
-@media (prefers-color-scheme: dark) {
-  :root { --page: #0d1117; --text: #dce3ea; --faint: #7d8590; --line: #262c34; --bar: #161b22;
-    --old: #301a1e; --new: #12281d; --old-mark: #7b2b2f; --new-mark: #1f6035; --minus: #ff7b72; --plus: #56d364 } }
-* { box-sizing: border-box; margin: 0 }
-body { background: var(--page); color: var(--text); font: 13px/1.55 ui-monospace, "SF Mono", Menlo, Consolas,
-  "DejaVu Sans Mono", monospace }
-header { position: sticky; top: 0; display: flex; flex-wrap: wrap; gap: 4px 16px; align-items: center;
-  padding: 10px 16px; background: var(--bar); border-bottom: 1px solid var(--line) }
-h1 { font-size: 15px } h1 span, small { color: var(--faint); font-weight: 400 }
-small { font-size: 12px; flex: 1 } b.old { color: var(--minus) } b.new { color: var(--plus) }
-button, summary { font: inherit; color: var(--faint); cursor: pointer }
-button { padding: 2px 10px; background: none; border: 1px solid var(--line); border-radius: 6px }
-button:hover, summary:hover { color: var(--text) }
-summary { padding: 3px 16px; background: var(--bar); border-block: 1px solid var(--line) }
-.row { display: grid; grid-template-columns: 1fr 1fr }
-.row > .new { border-left: 1px solid var(--line) }
-.changed > .old > p { background: var(--old) } .changed > .new > p { background: var(--new) }
-p { display: flex; min-height: 1.55em }
-i { flex: none; width: 6.5ch; padding-right: 3ch; position: relative; text-align: right; font-style: normal;
-  color: var(--faint); user-select: none }
-.changed i::after { position: absolute; right: 1ch } .changed .old i::after { content: "−"; color: var(--minus) }
-.changed .new i::after { content: "+"; color: var(--plus) }
-code { font: inherit; white-space: pre-wrap; overflow-wrap: anywhere; min-width: 0;
-  --hang: calc(var(--indent) * 1ch + 2ch); padding-left: var(--hang); text-indent: calc(-1 * var(--hang)) }
-mark { color: inherit; border-radius: 2px } .old mark { background: var(--old-mark) }
-.new mark { background: var(--new-mark) }
-@media (max-width: 860px) {
-  body { font-size: 11px } header { padding: 8px } small { flex-basis: 100%; order: 1 }
-  .row { grid-template-columns: 1fr } .row > .new { border: 0 } .same > .old { display: none } }
-</style>
-<header>
-  <h1>$old <span>→</span> $new</h1><div><b class="new">+$added</b> <b class="old">−$removed</b></div>
-  <small>docstring and blank lines not counted</small>
-  <button onclick="this.open = !this.open; this.textContent = this.open ? 'Fold all' : 'Unfold all';
-    document.querySelectorAll('details').forEach(fold => fold.open = this.open)">Unfold all</button>
-</header>
-<main>
-$body
-</main>
-</html>
-""")
+    page = string.Template(Path(__file__).with_suffix(".html").read_text("utf-8"))
+    return page.substitute(names, added=added, removed=removed, body=body)

@@ -1,12 +1,11 @@
 """How far a run is, in `RUN_DIR/progress.json`, for whoever watches it: its curves reach the disk minutes later."""
 
-import json
 import time
 from collections import deque
 from pathlib import Path
 from typing import Any
 
-from cleanrl_utils.files import replacing
+from cleanrl_utils.files import read_json, write_json
 
 INTERVAL = 1.0  # seconds between two notes
 
@@ -36,14 +35,10 @@ def follow(writer: Any, run_dir: str, total_steps: int) -> None:
 def note(run_dir: str | Path, facts: dict[str, float | None]) -> None:
     """Change what is known; that this fails is no reason to end a training."""
     try:
-        with replacing(Path(run_dir, "progress.json")) as file:
-            json.dump(read(run_dir) | facts, file)
+        write_json(Path(run_dir, "progress.json"), read(run_dir) | facts)
     except OSError:
         pass
 
 
 def read(run_dir: str | Path) -> dict[str, float | None]:
-    try:
-        return json.loads(Path(run_dir, "progress.json").read_text())
-    except (OSError, ValueError):
-        return {}
+    return read_json(Path(run_dir, "progress.json"))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cleanrl_utils import backend
-from cleanrl_utils.files import replacing
+from cleanrl_utils.files import read_json, write_json
 from cleanrl_utils.git import git
 
 PACKAGES = ("torch", "jax", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
@@ -58,16 +58,7 @@ def provenance(script: str | Path) -> dict:
 
 def read(run_dir: str | Path) -> dict:
     """The provenance of a run; empty where there is none, or where it is damaged."""
-    try:
-        facts = json.loads(Path(run_dir, "provenance.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
-
-
-def write_json(path: Path, facts: dict) -> None:
-    with replacing(path) as file:
-        json.dump(facts, file, indent=2)
+    return read_json(Path(run_dir, "provenance.json"))
 
 
 def write(run_dir: str | Path, facts: dict) -> None:

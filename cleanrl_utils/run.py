@@ -22,6 +22,7 @@ from cleanrl_utils.checks import check, option
 from cleanrl_utils.commands import tool
 from cleanrl_utils.env_errors import explain_env_error  # noqa: F401
 from cleanrl_utils.evaluate import SEED_OFFSET, describe_age, evaluate, model_args
+from cleanrl_utils.files import write_json
 from cleanrl_utils.lock import lock, unlock
 from cleanrl_utils.memory import place_buffer  # noqa: F401
 from cleanrl_utils.restore import load, restore  # noqa: F401
@@ -171,7 +172,7 @@ def start(run_dir: str, args: Any, script: str, global_step: int) -> Any:
         lock_or_exit(run_dir)
         copy_script(script, run_dir)
         if goes_on:  # else both tell of the training that was
-            provenance.write_json(Path(run_dir, "args.json"), vars(args))
+            write_json(Path(run_dir, "args.json"), vars(args))
             provenance.add_session(run_dir, script, args, global_step)
         note = os.environ.get("CLEANRL_RUN_DIR_FILE")
         if note:  # cleanrl_utils.benchmark asks where the run is
@@ -240,8 +241,7 @@ def finish(
     progress.note(run_dir, {"step": last_step, "total_steps": last_step, "episodic_return": mean_return})
     lines, failed = {"run": run_dir}, False
     if recent_returns:
-        episodes = count(len(recent_returns), "last episode")
-        lines["training"] = f"mean return {mean_return:.2f} over the {episodes}"
+        lines["training"] = f"mean return {mean_return:.2f} over the last {count(len(recent_returns), 'episode')}"
     if args.save_model:
         model_path = f"{run_dir}/{args.exp_name}.safetensors"
         make_readable(model_path)

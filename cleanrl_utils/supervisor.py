@@ -7,7 +7,6 @@ SPEC is an `Experiment` as JSON, or a file of them, one a line. Only the standar
 """
 
 import argparse
-import ctypes
 import fcntl
 import json
 import os
@@ -28,9 +27,8 @@ from typing import IO
 from cleanrl_utils import progress
 from cleanrl_utils.experiment import PROGRESS, Experiment, State, digest_of, read_note, read_state, write_state
 from cleanrl_utils.logs import CappedLog, tail
-from cleanrl_utils.system import group_usage
+from cleanrl_utils.system import die_with_parent, group_usage, signal_group
 
-LIBC = ctypes.CDLL(None)
 # Seconds that a script has after Ctrl+C, to save its state and to stop, and again after SIGTERM, before it is killed.
 # Slurm and AWS kill what is left of a job 30 s after they have asked it to stop.
 GRACE = 30.0
@@ -110,7 +108,6 @@ class Supervisor:
             log = CappedLog(self.experiment.log, int(self.experiment.max_log_mb * 1e6))
             for _ in range(self.experiment.retries + 1):
                 self.attempt(state, lock, log)
-                log.flush()
                 if state.status != "failed" or state.exit_code == USAGE_ERROR or self.stops:
                     break
             write_state(self.experiment, state)  # a failure that is retried is nobody's business
@@ -192,7 +189,6 @@ class Supervisor:
                 self.tell(state)
             if now >= next_look:
                 self.note_progress(state)
-                log.flush()
                 next_look = now + LOOK
             until = min(deadline if not stopped else float("inf"), next_signal, next_look)
             output = self.wait(max(0.0, until - now))
@@ -249,18 +245,10 @@ def read_available(pipe: IO[bytes]) -> bytes:
         return b""
 
 
-def signal_group(pid: int, number: int) -> None:
-    try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
-        pass
-
-
 def prepare_child() -> None:
     """In the new process: heed Ctrl+C even if the benchmark runs in the background, and die with the supervisor."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if sys.platform == "linux":
-        LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    die_with_parent()
 
 
 def explain(exit_code: int) -> str:

@@ -1,12 +1,31 @@
-"""What processes and this machine use of CPUs, memory and GPUs; nothing where Linux or NVIDIA are not there to tell."""
+"""Processes and their machine: how they end together, and what they use, where Linux and NVIDIA are there to tell."""
 
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 GPU_QUERY = ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits"]
+
+
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def die_with_parent() -> None:
+    """Called in a new process: Linux kills it when its parent is gone, even if that was killed itself."""
+    if LIBC:
+        LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def signal_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
+        pass
 
 
 def group_usage(group: int) -> tuple[float, int]:

@@ -361,15 +361,12 @@ def test_a_dry_run_prints_what_slurm_and_aws_would_be_given(runner, monkeypatch)
     assert not list(runner.folder.iterdir())
 
 
-@pytest.mark.parametrize("lines_a_write, writes_a_flush", [(1, 1), (1, 100), (1, 1000), (1, 9999), (100, 9), (5000, 1)])
-def test_a_log_keeps_its_beginning_and_its_end(tmp_path, lines_a_write, writes_a_flush):
+@pytest.mark.parametrize("lines_a_write", [1, 100, 5000])
+def test_a_log_keeps_its_beginning_and_its_end(tmp_path, lines_a_write):
     log = CappedLog(tmp_path / "log.txt", limit=10_000)
     lines = [b"line %d\n" % number for number in range(5_000)]
-    for count, start in enumerate(range(0, 5_000, lines_a_write)):
+    for start in range(0, 5_000, lines_a_write):
         log.write(b"".join(lines[start : start + lines_a_write]))
-        if count % writes_a_flush == 0:
-            log.flush()
-    log.flush()
     text = (tmp_path / "log.txt").read_text()
     assert len(text) < 10_200 and text.startswith("line 0\n") and text.endswith("line 4999\n")
     assert text.count("bytes left out") == 1
@@ -381,7 +378,6 @@ def test_a_log_keeps_its_beginning_and_its_end(tmp_path, lines_a_write, writes_a
 def test_a_full_disk_ends_the_log_but_not_the_training(tmp_path, capsys):
     log = CappedLog(Path("/dev/full"), limit=10_000)
     log.write(b"nothing fits")
-    log.flush()
     assert "No space left" in capsys.readouterr().err
 
 

@@ -41,3 +41,9 @@ def test_a_run_of_several_processes_is_started_by_torchrun_and_a_suppressed_flag
     args = {"env_id": "Pong-v5", "seed": 1, "local_num_envs": 3, "num_envs": 6, "world_size": 2, "batch_size": 99}
     expected = "torchrun --standalone --nproc_per_node=2 cleanrl/ppo_atari_multigpu.py --env-id Pong-v5 --seed 1"
     assert command_again(source, args) == f"{expected} --local-num-envs 3"
+
+
+@pytest.mark.parametrize("name", ["benchmark", "enjoy", "evaluate", "export", "huggingface", "lineage", "supervisor"])
+def test_the_help_of_a_tool_says_how_it_is_called(runner, name):
+    shown = runner.run("-m", f"cleanrl_utils.{name}", "--help").stdout
+    assert f"usage: python -m cleanrl_utils.{name} " in " ".join(shown.split())

@@ -2,7 +2,6 @@
 
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 from collections import deque
@@ -10,6 +9,7 @@ from typing import Any
 
 from cleanrl_utils.engines import Engine, spec, supervisor
 from cleanrl_utils.experiment import Experiment
+from cleanrl_utils.system import gpus
 
 
 def available_cpus() -> list[int]:
@@ -27,10 +27,7 @@ def visible_gpus() -> list[str]:
     """The GPUs to go round, if there are several: a script takes the first it sees."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         return [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
-    if not shutil.which("nvidia-smi"):
-        return []
-    listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True)
-    return [str(number) for number, _ in enumerate(listing.stdout.splitlines())]
+    return [str(number) for number, _ in enumerate(gpus())]
 
 
 class LocalEngine(Engine):

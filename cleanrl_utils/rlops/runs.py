@@ -271,6 +271,7 @@ def append_results(result_file: Path, runs: Iterable[Run]) -> tuple[int, int]:
             continue
         kept[key(rows[0])] = rows
     ordered = sorted(kept.values(), key=lambda rows: (rows[0]["algorithm"], rows[0]["env_id"], int(rows[0]["seed"])))
+    result_file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(result_file) as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()

@@ -1,26 +1,18 @@
 """One training of a trial: a process of its own, and the curve of the metric that it logs."""
 
-import ctypes
-import json
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from cleanrl_utils.files import read_json
 from cleanrl_utils.rlops.events import read_scalars
+from cleanrl_utils.system import die_with_parent, signal_group
 
 TENTHS = 10  # points of a training at which the pruner is asked
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-def die_with_parent() -> None:
-    """Called in a new process: Linux kills it when the tuner is gone, even if that was killed itself."""
-    if LIBC:
-        LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 @dataclass
@@ -63,10 +55,7 @@ class Training:
 
     def stop(self) -> None:
         if self.process:
-            try:
-                os.killpg(self.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            signal_group(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
     def read(self, metric: str, window: int) -> bool:
@@ -97,8 +86,5 @@ class Training:
 
 
 def planned_steps(run_dir: Path) -> int | None:
-    try:
-        args = json.loads((run_dir / "args.json").read_text())
-        return args.get("offline_steps", 0) + args["total_timesteps"]
-    except (OSError, ValueError, KeyError):
-        return None
+    args = read_json(run_dir / "args.json")
+    return args.get("offline_steps", 0) + args["total_timesteps"] if "total_timesteps" in args else None
