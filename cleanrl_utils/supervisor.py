@@ -283,7 +283,7 @@ def main() -> None:
     state = Supervisor(experiment, args.leash, args.echo).run()
     if args.echo:  # once more the end, should the output have been too long to be printed
         print(tail(experiment.log))
-    sys.exit(state.status != "done")
+    sys.exit(USAGE_ERROR if state.exit_code == USAGE_ERROR else state.status != "done")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from conftest import ROOT
 from test_benchmark import STAND_IN, history, is_running, states, sweep, wait_until
 
 from cleanrl_utils import benchmark
+from cleanrl_utils.experiment import Experiment, State, write_state
 
 SLURM_PATH = f"{os.environ['PATH']}:/usr/sbin"
 slurm_only = pytest.mark.skipif(
@@ -112,6 +113,17 @@ def test_slurm_runs_an_array_job_and_reports_what_failed(slurm, runner):
     assert "#SBATCH --array=0-3%2" in script and "gpus" not in script
     again = runner.run(*sweep("ok", "flaky", flags=["--engine", "slurm"]))
     assert "2 experiments finished earlier" in again.stdout
+
+
+@slurm_only
+def test_slurm_starts_nothing_more_after_a_flag_that_the_script_does_not_know(slurm, runner):
+    wrong = f"python {STAND_IN} --wrong 1"
+    flags = ["--engine", "slurm"]
+    result = runner.run(*sweep("ok", command=wrong, seeds=12, workers=1, flags=flags), check=False)
+    after = result.stdout.partition("the others are not started")[2]
+    assert after and "correct --command" in after and "goes on" not in after
+    assert 1 <= sum(state["attempts"] for state in states(runner.folder).values()) < 6
+    assert not queue()
 
 
 @slurm_only
@@ -304,6 +316,30 @@ def test_aws_batch_runs_a_job_for_each_experiment(aws, tmp_path, monkeypatch, ca
     code, said = run_on_aws(monkeypatch, capsys, *arguments)
     assert "2 experiments finished earlier" in said
     assert sum(line[2] == "start" for line in history(container)) == 2
+
+
+def test_aws_is_told_to_forget_the_jobs_that_wait_when_the_script_does_not_take_the_command(tmp_path, monkeypatch):
+    from cleanrl_utils.engines.aws import AwsEngine
+
+    monkeypatch.chdir(tmp_path)
+    failed, waiting = (Experiment("python x.py --wrong", "ok", seed) for seed in (1, 2))
+    write_state(failed, State("failed", exit_code=2))
+    write_state(waiting, State("waiting"))
+    engine, requests = object.__new__(AwsEngine), []
+    engine.batch, engine.call = "batch", lambda *request, **details: requests.append((*request, details))
+    engine.experiments, engine.living = [failed, waiting], {failed.name, waiting.name}
+    engine.jobs = {failed.name: "job-1", waiting.name: "job-2"}
+    engine.drop_waiting()
+    assert requests == [("batch", "cancel_job", {"jobId": "job-2", "reason": "not started"})]
+    assert engine.living == {failed.name} and engine.jobs == {failed.name: "job-1"} and engine.experiments == [failed]
+
+
+def test_aws_learns_from_the_exit_code_that_the_script_does_not_take_the_command(aws, monkeypatch, capsys):
+    code, said = run_on_aws(monkeypatch, capsys, "--env-ids", "ok", "--command", f"python {STAND_IN} --wrong 1")
+    assert code == 1 and "unrecognized arguments: --wrong 1" in said
+    spec = json.dumps({"command": f"{sys.executable} {STAND_IN} --wrong 1", "env_id": "ok", "seed": 9})
+    done = subprocess.run([sys.executable, "-m", "cleanrl_utils.supervisor", spec], capture_output=True)
+    assert done.returncode == 2
 
 
 def test_aws_jobs_that_ended_while_nobody_looked_are_found_finished(aws, monkeypatch, capsys):
