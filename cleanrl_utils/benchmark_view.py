@@ -120,7 +120,7 @@ class View:
                 number(state.episodic_return),
                 duration(elapsed) if elapsed else "",
                 duration(seconds_left([state], 1)) if running and state.sps and state.total_steps else "",
-                f"{state.cpu:.0f}%" if state.cpu is not None else "",
+                f"{state.cpu:.0f}%" if state.memory else "",
                 f"{state.memory / 1e9:.1f} GB" if state.memory else "",
             )
         more = [Text(f"... and {len(rows) - room} more")] if len(rows) > room else []
