@@ -297,7 +297,7 @@ def main(
     for flag, value in {"--episodes": episodes, "--max-episode-steps": max_episode_steps}.items():
         if value < 1:
             sys.exit(f"{flag} must be at least 1")
-    results = []
+    results, failures = [], []
     for run_dir in run_dirs:
         try:
             args, module, model_path = load_run(run_dir)
@@ -317,7 +317,7 @@ def main(
             )
             result.run_step = last_step(run_dir)
         except (OSError, ImportError, ValueError, gym.error.Error) as error:
-            print(f"cannot evaluate {run_dir}: {error}", file=sys.stderr)
+            failures.append(f"cannot evaluate {run_dir}: {error}")
             continue
         about = {"run_dir": str(run_dir), "env_id": args["env_id"], "exp_name": args["exp_name"], "seed": args["seed"]}
         results.append(about | {"mean": result.mean, "std": result.std, "interval": result.interval} | asdict(result))
@@ -328,8 +328,8 @@ def main(
                 print(f"video: {run_dir}/evaluation/videos")
     if json:
         print(dumps(results, indent=2))
-    if len(results) < len(run_dirs):
-        sys.exit(1)
+    if failures:
+        sys.exit("\n".join(failures))
 
 
 if __name__ == "__main__":
