@@ -47,6 +47,30 @@ def pooled_iqm(strata: Strata) -> np.ndarray:
     return iqm(np.concatenate(strata, axis=-1))
 
 
+def median_of_means(strata: Strata) -> np.ndarray:
+    """Median over the environments of the mean over their seeds."""
+    return np.median([x.mean(-1) for x in strata], axis=0)
+
+
+def mean_of_means(strata: Strata) -> np.ndarray:
+    """Mean over the environments of the mean over their seeds."""
+    return np.mean([x.mean(-1) for x in strata], axis=0)
+
+
+def optimality_gap(strata: Strata) -> np.ndarray:
+    """How far the runs stay below a normalized score of 1 on average; what is above it does not make up for others."""
+    return 1 - np.minimum(np.concatenate(strata, axis=-1), 1).mean(-1)
+
+
+def iqm_over_time(strata: Strata, reps: int = 500) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Interquartile mean at every point of time with its 95% interval; here, strata have the shape (seeds, points)."""
+    rng = np.random.default_rng(0)
+    drawn = [x[rng.integers(len(x), size=(reps, len(x)))] for x in strata]  # whole curves: (reps, seeds, points)
+    samples = iqm(np.concatenate(drawn, axis=1).swapaxes(1, 2))
+    low, high = np.percentile(samples, [2.5, 97.5], axis=0)
+    return iqm(np.concatenate(strata).T), low, high
+
+
 def profile(strata: Strata, thresholds: np.ndarray) -> np.ndarray:
     """Performance profile: the share of runs above each threshold, every environment counting the same."""
     return np.mean([(x[..., None] > thresholds).mean(-2) for x in strata], axis=0)
