@@ -55,10 +55,14 @@ def describe(run: Run, comparison: Comparison, points: int, sources: dict[Path, 
 
 
 def varying(runs: list[Run]) -> list[str]:
-    """The arguments in which runs of one algorithm differ."""
-    algorithms = dict.fromkeys(run.algorithm for run in runs)
-    found = [differences([run for run in runs if run.algorithm == name]) for name in algorithms]
-    return list(dict.fromkeys(name for these in found for name in these if name != "commit"))
+    """The arguments in which runs differ, where they have them, or of which some runs of an algorithm have none."""
+    found = []
+    for algorithm in dict.fromkeys(run.algorithm for run in runs):
+        found += differences([run for run in runs if run.algorithm == algorithm])
+    for name in dict.fromkeys(name for run in runs for name in run.settings):
+        if len({run.settings[name] for run in runs if name in run.settings}) > 1:
+            found.append(name)
+    return [name for name in dict.fromkeys(found) if name != "commit"]
 
 
 def write(comparison: Comparison, path: Path, title: str, embed_videos_mb: float) -> None:

@@ -74,7 +74,7 @@ def draw(plt: Any, comparison: Comparison) -> Any:
         lower_heights.append(max(ROW, *(needed.get(summary, ROW) for summary in row)))
     widest = max(map(len, groups)) * 0.075 + 0.6  # inches of an entry of the legend
     legend_columns = max(1, min(len(groups), int(width / widest)))
-    legend_height = 0.2 * -(-len(groups) // legend_columns) + 0.1
+    legend_height = 0.2 * -(-len(groups) // legend_columns) + 0.3
     heights = [legend_height, 2 * ROW * blocks] + [sum(lower_heights)] * bool(summaries)
     figure = plt.figure(figsize=(width, sum(heights)), layout="constrained")
     top, upper, *lower = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]

@@ -47,7 +47,7 @@ function chips(id, names, key, coloured) { // buttons that show and hide
 let shown = { runs: [], cells: [], over: null }; // what was rendered last
 function render() {
   const found = searched();
-  found.runs.map(groupOf).sort(compare).forEach(place);
+  data.runs.map(groupOf).sort(compare).forEach(place); // a link gives every group the colour that its sender saw
   const visible = (run) => !state.hiddenGroups.includes(groupOf(run)) && !state.hiddenEnvs.includes(run.env);
   const runs = found.runs.filter(visible), cells = cellsOf(runs);
   shown = { runs, cells, over: normalizer(cells) };
