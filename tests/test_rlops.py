@@ -246,6 +246,18 @@ def test_append_refuses_a_file_of_another_kind_and_leaves_it_alone(elsewhere):
     assert (elsewhere / "mine.csv").read_text() == "a,b\n1,2\n"
 
 
+def test_files_of_another_kind_beside_result_files_are_left_out(elsewhere, capsys):
+    make_run(elsewhere / "runs", range(20))
+    main(Args(append=Path("ppo.csv")))
+    Path("speed.csv").write_text("a,b\n1,2\n")
+    capsys.readouterr()
+    main(Args([Path("ppo.csv"), Path("speed.csv")]))
+    out, err = capsys.readouterr()
+    assert "| ppo | 200 | 1 |" in out and err == "note: speed.csv: not a result file; left out\n"
+    with pytest.raises(ValueError, match="speed.csv: not a result file; its columns should be run, algorithm"):
+        main(Args([Path("speed.csv")]))
+
+
 def test_damaged_result_file_is_one_clear_line(elsewhere):
     make_run(elsewhere / "runs", range(20))
     main(Args(append=Path("ppo.csv")))
@@ -770,7 +782,7 @@ def test_wandb_that_does_not_answer_is_one_line(elsewhere, monkeypatch):
     monkeypatch.setattr(wandb, "Api", refuse)
     with pytest.raises(ValueError) as error:
         main(Args(wandb_entity="e"))
-    line = "W&B, e/cleanrl: No API key configured. Use `wandb login` to log in."
+    line = "W&B, e/cleanrl: No API key configured. Use `wandb login` to log in"
     assert str(error.value) == f"{line}; the same with local runs: python -m cleanrl_utils.rlops"
     with pytest.raises(ValueError) as error:
         main(Args(filters=[["?we=e&wpn=p", "ppo?tag=v1"]], env_ids=["CartPole-v1"]))

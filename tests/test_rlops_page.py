@@ -410,15 +410,13 @@ def test_sample_efficiency_is_pythons(opened_many, many):
 
 
 def drag(browser, start: float, end: float, selector: str = "#charts svg") -> None:
-    """Over a part of the chart, both ends as a share of its width."""
-    script = """const svg = document.querySelector(arguments[0]), area = svg.getBoundingClientRect();
-        const [, start, end] = arguments;
-        svg.setPointerCapture = () => {}; // there is no real pointer
-        for (const [kind, at] of [["pointerdown", start], ["pointermove", end], ["pointerup", end]]) {
-            const place = {clientX: area.left + at * area.width, clientY: area.top + 40, button: 0, pointerId: 1};
-            svg.dispatchEvent(new PointerEvent(kind, {...place, bubbles: true}));
-        }"""
-    browser.execute_script(script, selector, start, end)
+    """With the mouse over a part of the chart, both ends as a share of its width."""
+    actions = pytest.importorskip("selenium.webdriver.common.action_chains").ActionChains(browser, duration=50)
+    svg = browser.find_element("css selector", selector)
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", svg)
+    width, height = svg.size["width"], svg.size["height"]
+    actions.move_to_element_with_offset(svg, (start - 0.5) * width, 60 - height / 2).click_and_hold()
+    actions.move_by_offset((end - start) * width, 5).release().perform()
 
 
 def test_dragging_zooms_and_a_double_click_shows_everything_again(opened_many):

@@ -47,8 +47,7 @@ class Args:
     metric_last_n_average_window: int = 100
     """the score of a run is the mean of this many last values"""
     normalize: str = "runs"
-    """what counts as 0 and 1 in summaries over environments: the lowest and the highest of the `runs`; a random policy
-    and a `human` (Atari), or the best `published` score of CleanRL; or a file with the columns env_id,low,high"""
+    """the scale over environments: `runs`, `human`, `published`, or a CSV file with the columns env_id,low,high"""
     finished_only: bool = True
     """leave out runs that have not reached their last step"""
     output_filename: Path = Path("compare.png")
@@ -62,8 +61,7 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of the project"""
     filters: Annotated[list[list[str]], tyro.conf.UseAppendAction] = field(default_factory=list)
-    """or read from there what openrlbenchmark's filters describe: a project, '?we=ENTITY&wpn=PROJECT', and then its
-    experiments, 'ppo?tag=pr-424&cl=LABEL'; may be repeated"""
+    """or read what openrlbenchmark's filters say: '?we=ENTITY&wpn=PROJECT' and then 'ppo?tag=pr-424&cl=LABEL'"""
     scan_history: bool = False
     """read whole histories from Weights & Biases, not samples of them; those of local runs are always read whole"""
     report: bool = False

@@ -144,16 +144,17 @@ class Comparison:
     def notes(self) -> list[str]:
         """What to know before believing the figures."""
         notes = []
+        left_out = "left out of what is said over all environments"
+        if len(self.env_ids) > 1 and not self.common:
+            notes.append("no environment has runs of every group: nothing is said over all environments")
         for env_id in self.env_ids:
-            here = [run for run in self.runs if run.env_id == env_id]
             missing = [name for name in self.groups if env_id not in self.scores[name]]
-            if missing:
-                notes.append(
-                    f"{env_id}: no runs of {', '.join(missing)}; left out of what is said over all environments"
-                )
-            elif env_id not in self.common:
-                notes.append(f"{env_id}: no scores to normalize with; left out of what is said over all environments")
-            if unequal := unequal_budgets(here):
+            if self.common and missing:
+                some = ", ".join(missing) if len(missing) < 4 else f"{len(missing)} of the {len(self.groups)} groups"
+                notes.append(f"{env_id}: no runs of {some}; {left_out}")
+            elif self.common and env_id not in self.common:
+                notes.append(f"{env_id}: no scores to normalize with; {left_out}")
+            if unequal := unequal_budgets([run for run in self.runs if run.env_id == env_id]):
                 notes.append(f"{env_id}: runs had unequal budgets, {unequal}; no verdict where groups differ in them")
         unfinished = Counter(f"{run.group} on {run.env_id}" for run in self.runs if run.status != "finished")
         for where, count in unfinished.items():

@@ -266,6 +266,11 @@ def read_rows(result_file: Path) -> list[dict]:
         return list(reader)
 
 
+def is_result_file(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.readline().strip() == ",".join(COLUMNS).encode()
+
+
 def key(row: dict) -> tuple:
     """What tells a run from others in result files; runs made before names were kept have none."""
     return (row["run"] or (row["algorithm"], row["env_id"], row["seed"], row["commit"]),)
@@ -371,9 +376,16 @@ def read_paths(
                     aside[reason] += 1
                 else:
                     folders.append(folder)
-            files += sorted(x for x in path.glob("*.csv") if x.read_bytes().startswith(",".join(COLUMNS).encode()))
+            files += sorted(filter(is_result_file, path.glob("*.csv")))
         else:
             raise ValueError(f"{path}: no such file or folder")
+    if any(
+        map(is_result_file, files)
+    ):  # of benchmark/results/*.csv, not all are; but one that is named alone should be
+        for file in files:
+            if not is_result_file(file):
+                warn(f"{file}: not a result file; left out")
+        files = list(filter(is_result_file, files))
     for reason, count in aside.items():
         warn(f"{plural(count, 'run')} {reason}: left out; name a folder or its --exp-name to see it")
     progress = tqdm(dict.fromkeys(folders), "reading runs", leave=False, delay=1, disable=None)

@@ -154,7 +154,8 @@ def read_wandb(queries: list[Query], metric: str, scan_history: bool, warn: Warn
             where = query.where
             runs += read_query(api, query, metric, scan_history, warn)
     except Exception as error:  # whatever the network and the service raise
-        raise ValueError(f"W&B, {where}: {' '.join(str(error).split())}; {instead}") from error
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(f"W&B, {where}: {reason}; {instead}") from error
     if not runs:
         raise ValueError(f"W&B, {where}: no runs match the filters; {instead}")
     return runs

@@ -186,16 +186,17 @@ function listen(chart, svg, frame, width) {
   const cursor = h("line", { class: "cursor", y1: top, y2: bottom, visibility: "hidden" });
   const selection = h("rect", { class: "selection", y: top, height: bottom - top, visibility: "hidden" });
   svg.append(cursor, selection);
-  const placeOf = (event) => {
+  const placeOf = (event) => { // of the pointer, in the numbers of the picture
     const area = svg.getBoundingClientRect();
     return ((event.clientX - area.left) / area.width) * width;
   };
+  const below = (event) => (event.clientY - svg.getBoundingClientRect().top) > bottom; // on the legend
   const clamp = (p) => Math.min(Math.max(p, left), right);
   const leave = () => { $("tip").hidden = true; cursor.setAttribute("visibility", "hidden"); };
   let from = null;
   svg.addEventListener("pointerdown", (event) => {
     const p = placeOf(event);
-    if (event.button === 0 && p >= left && p <= right && event.offsetY <= bottom) from = p;
+    if (event.button === 0 && p >= left && p <= right && !below(event)) from = p;
   });
   svg.addEventListener("pointermove", (event) => {
     const p = placeOf(event), x = xAt(p);
@@ -206,7 +207,7 @@ function listen(chart, svg, frame, width) {
       selection.setAttribute("width", b - a);
       selection.setAttribute("visibility", "visible");
     }
-    if (x < range.x0 || x > range.x1) return leave();
+    if (x < range.x0 || x > range.x1 || below(event)) return leave();
     for (const end of ["x1", "x2"]) cursor.setAttribute(end, px(x));
     cursor.setAttribute("visibility", "visible");
     tooltip(chart, frame, event, x);
