@@ -397,6 +397,17 @@ def test_scores_are_normalized_by_those_of_humans_and_by_a_given_file(elsewhere,
         main(Args(normalize="mine.csv"))
 
 
+def test_one_seed_gets_no_interval_over_all_environments_either(elsewhere, capsys):
+    for env_id in ("A-v0", "B-v0"):
+        make_run(elsewhere / "runs", [1] * 20, "one", env_id)
+        for seed in (1, 2):
+            make_run(elsewhere / "runs", [seed] * 20, "two", env_id, seed)
+    main(Args())
+    out = capsys.readouterr().out
+    assert "| one | 2 | 0.000 | 0.000 | 0.000 | 1.000 |" in out
+    assert "| two | 4 | 0.500 [0.000, 1.000] | 0.500 [0.000, 1.000] |" in out
+
+
 def test_published_scale_goes_from_a_random_policy_to_the_best_published_score():
     known, scale = normalize.scales(["CartPole-v1", "Breakout-v5", "Hopper-v4", "Mine-v0"], "published")
     rows = csv.DictReader((ROOT / "benchmark" / "results" / "published.csv").open())
@@ -413,6 +424,7 @@ def test_reference_scores_are_of_57_games_and_of_random_policies():
     human, random = normalize.reference("human"), normalize.reference("random")
     assert len(human) == 57 and human.keys() < random.keys()
     assert all(random[game] < human[game] for game in human)
+    assert random.keys() - human.keys() <= normalize.best_published().keys()  # others would be of no use
     assert normalize.random_score("CartPole-v1", 100) == pytest.approx(random["CartPole-v1"], abs=0.01)
 
 

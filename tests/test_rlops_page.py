@@ -395,6 +395,27 @@ def test_scale_of_the_summary_can_be_chosen(opened_many):
     assert opened_many.ask("document.getElementById('normalize').options.length") == 1
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_tooltip_names_the_runs_under_the_pointer_and_fits(browser, many, width):
+    opened = visit(browser, many, width)
+    script = """const svg = document.querySelector("#charts svg"), area = svg.getBoundingClientRect();
+        const place = {clientX: area.left + 0.7 * area.width, clientY: area.top + 50};
+        svg.dispatchEvent(new PointerEvent("pointermove", place))"""
+    browser.execute_script(script)
+    words = opened.ask("document.getElementById('tip').innerText")
+    assert (
+        re.match(r"step \d+\n", words)
+        and words.count("5 runs") == 12
+        and words.index("variant_11") < words.index("variant_00")
+    )
+    inside = """[...document.querySelectorAll("#tip span")].every((x) => {
+        const tip = document.getElementById("tip").getBoundingClientRect(), word = x.getBoundingClientRect();
+        return word.left >= tip.left && word.right <= tip.right && tip.right <= innerWidth && tip.left >= 0;
+    })"""
+    assert opened.ask(inside)
+    check_console(browser)
+
+
 def test_sample_efficiency_is_pythons(opened_many, many):
     found = runs.read_paths([many.parent / "runs"], pytest.fail)
     for run in found:
@@ -465,7 +486,7 @@ def test_address_keeps_what_is_seen(browser, many):
         "0.3",
         "human",
     ]
-    damaged = visit(browser, many, hash="#zoom=%7B&metric=nothing&smoothing=x&groupBy=y&sortRuns=5")
+    damaged = visit(browser, many, hash='#zoom={"a":[2]}&metric=nothing&smoothing=x&groupBy=y&sortRuns=5&large=&band=z')
     assert damaged.ask(NUMBER_OF_RUNS) == 120 and damaged.ask("JSON.stringify(state) === JSON.stringify(DEFAULTS)")
     check_console(browser)
 
@@ -496,6 +517,20 @@ def test_unequal_budgets_get_no_verdict_in_the_page_either(opened_many):
     assert words.startswith("no difference shown")
     words = opened_many.ask(f"judge([{cell % 1000}], [{cell % 2000}])[1]")
     assert words == "no verdict: unequal budgets, 1,000 and 2,000 steps"
+
+
+def test_one_seed_gets_no_interval_over_all_environments(opened):
+    strata = "[[1], [1, 2]]"
+    assert opened.ask(f"[several([[1, 2], [3, 4]]), several({strata}), several([[1, 2]], [[1]])]") == [
+        True,
+        False,
+        False,
+    ]
+    cell = "([group, scores]) => ({ group, env, scores, runs: [] })"
+    cells = f"['A', 'B'].flatMap(env => [['x', [1, 2]], ['y', [1]]].map({cell}))"
+    opened.browser.execute_script(f"const cells = {cells}; renderAggregates(cells, normalizer(cells))")
+    rows = opened.ask("[...document.querySelectorAll('#aggregates tbody tr')].map(row => row.cells[2].innerText)")
+    assert rows[0].startswith("0.500 [") and rows[1] == "0.000 no interval"
 
 
 def test_one_run_is_a_run_and_two_are_runs(opened):

@@ -203,8 +203,10 @@ class Comparison:
             strata = self.normalized(name)
             row = [name, str(sum(map(len, strata)))]
             for function in AGGREGATES.values():
-                low, high = stats.interval(function, strata)
-                row.append(f"{function(strata):.3f} [{low:.3f}, {high:.3f}]")
+                row.append(f"{function(strata):.3f}")
+                if stats.several(strata):
+                    low, high = stats.interval(function, strata)
+                    row[-1] += f" [{low:.3f}, {high:.3f}]"
             lines.append(f"| {' | '.join(row)} |")
         return lines
 
@@ -212,8 +214,10 @@ class Comparison:
         lines = ["| environment | x | y | P(x > y) | 95% interval | verdict on x |", "|---|---|---|---|---|---|"]
         for pair in self.pairs:
             xs, ys = self.of(pair.x, pair.env_ids), self.of(pair.y, pair.env_ids)
-            low, high = stats.interval(stats.improvement, xs, ys)
-            interval = f"[{low:.2f}, {high:.2f}]" if min(map(len, [*xs, *ys])) > 1 else ""
+            interval = ""
+            if stats.several(xs, ys):
+                low, high = stats.interval(stats.improvement, xs, ys)
+                interval = f"[{low:.2f}, {high:.2f}]"
             value = f"{stats.improvement(xs, ys):.2f}"
             lines.append(f"| {pair.where} | {pair.x} | {pair.y} | {value} | {interval} | {self.verdict(pair)} |")
         return lines

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cleanrl_utils.rlops import stats
-from cleanrl_utils.rlops.compare import FEW, Comparison
+from cleanrl_utils.rlops.compare import FEW, Comparison, Pair
 from cleanrl_utils.rlops.runs import POINTS, Run
 
 # Colours that people with any kind of colour vision tell apart (Okabe and Ito), then again with other dashes.
@@ -65,10 +65,12 @@ def draw(plt: Any, comparison: Comparison) -> Any:
     summaries = choose_summaries(comparison)
     columns = min(len(env_ids), 4)
     blocks = -(-len(env_ids) // columns)
-    lower_columns = min(len(summaries), max(columns, 2))
+    lower_columns = 2 if len(summaries) > columns else len(summaries)
     width = COLUMN * max(columns, lower_columns)
     lower_heights = []  # of each row; long lists of names need more room
-    needed = {draw_aggregate: 0.9 + 0.22 * len(groups), draw_improvement: 0.9 + 0.24 * len(drawn_pairs(comparison))}
+    lines = sum(pair_name(pair).count("\n") + 1 for pair in drawn_pairs(comparison))
+    needed = {draw_aggregate: 0.9 + 0.22 * len(groups)}
+    needed[draw_improvement] = 0.9 + 0.08 * len(drawn_pairs(comparison)) + 0.16 * lines
     for start in range(0, len(summaries), max(lower_columns, 1)):
         row = summaries[start : start + lower_columns]
         lower_heights.append(max(ROW, *(needed.get(summary, ROW) for summary in row)))
@@ -114,8 +116,8 @@ def choose_summaries(comparison: Comparison) -> list[Any]:
 
 
 def unit_of(longest: float) -> tuple[float, str]:
-    """One unit for a whole axis of steps: with 1M on it, 500k is 0.5M."""
-    return (1e6, "M") if longest >= 1e6 else (1e3, "k") if longest >= 1e3 else (1, "")
+    """One unit for a whole axis of steps: with 1M on it, 500k is 0.5M; 999,424 steps are nearly that."""
+    return (1e6, "M") if longest >= 0.95e6 else (1e3, "k") if longest >= 0.95e3 else (1, "")
 
 
 def draw_curves(axes: Any, comparison: Comparison, env_id: str, styles: Styles) -> None:
@@ -153,9 +155,10 @@ def draw_aggregate(axis: Any, comparison: Comparison, styles: Styles) -> None:
     """The interquartile mean of the normalized scores with its interval, a line for each group."""
     for position, name in enumerate(comparison.groups):
         strata = comparison.normalized(name)
-        low, high = stats.interval(stats.pooled_iqm, strata)
         colour = styles[name]["color"]
-        axis.plot([low, high], [-position] * 2, color=colour, linewidth=7, alpha=0.35, solid_capstyle="butt")
+        if stats.several(strata):
+            bounds = stats.interval(stats.pooled_iqm, strata)
+            axis.plot(bounds, [-position] * 2, color=colour, linewidth=7, alpha=0.35, solid_capstyle="butt")
         axis.plot(stats.pooled_iqm(strata), -position, "|", color=colour, markersize=11, markeredgewidth=2.5)
     names = [fill(name, 24) for name in comparison.groups]
     axis.set_yticks([-i for i in range(len(names))], names, fontsize=8)
@@ -168,7 +171,8 @@ def draw_efficiency(axis: Any, comparison: Comparison, styles: Styles) -> None:
     efficiency = comparison.efficiency
     for name, (iqm, low, high) in efficiency.lines.items():
         axis.plot(efficiency.x, iqm, linewidth=1.8, **styles[name])
-        axis.fill_between(efficiency.x, low, high, color=styles[name]["color"], alpha=0.15, linewidth=0)
+        if stats.several(comparison.normalized(name)):
+            axis.fill_between(efficiency.x, low, high, color=styles[name]["color"], alpha=0.15, linewidth=0)
     axis.set(title="sample efficiency", xlabel=f"environment {efficiency.unit}", ylabel="IQM of normalized scores")
     if efficiency.unit == "steps":
         divisor, letter = unit_of(efficiency.x[-1])
@@ -184,16 +188,22 @@ def draw_profile(axis: Any, comparison: Comparison, styles: Styles) -> None:
     for name in comparison.groups:
         strata = comparison.normalized(name)
         axis.step(thresholds, stats.profile(strata, thresholds), where="post", **styles[name])
-        low, high = stats.interval(lambda x: stats.profile(x, thresholds), strata)
-        axis.fill_between(thresholds, low, high, color=styles[name]["color"], alpha=0.15, linewidth=0, step="post")
+        if stats.several(strata):
+            low, high = stats.interval(lambda x: stats.profile(x, thresholds), strata)
+            band = {"color": styles[name]["color"], "alpha": 0.15, "linewidth": 0, "step": "post"}
+            axis.fill_between(thresholds, low, high, **band)
     axis.set(title="performance profile", xlabel="normalized score τ", ylabel="share of runs above τ")
     axis.set_ylim(-0.02, 1.02)
 
 
-def drawn_pairs(comparison: Comparison) -> list[Any]:
+def drawn_pairs(comparison: Comparison) -> list[Pair]:
     """Every two groups over the environments they share, as many as there is room for."""
     last = {(pair.x, pair.y): pair for pair in comparison.pairs}  # the last of a pair is over all environments
     return list(last.values())[:MOST_PAIRS]
+
+
+def pair_name(pair: Pair) -> str:
+    return fill(f"{pair.x} > {pair.y}", 40)
 
 
 def draw_improvement(axis: Any, comparison: Comparison, styles: Styles) -> None:
@@ -201,12 +211,12 @@ def draw_improvement(axis: Any, comparison: Comparison, styles: Styles) -> None:
     shown = drawn_pairs(comparison)
     for position, pair in enumerate(shown):
         xs, ys = comparison.of(pair.x, pair.env_ids), comparison.of(pair.y, pair.env_ids)
-        low, high = stats.interval(stats.improvement, xs, ys)
-        axis.plot([low, high], [-position] * 2, color="#555555", linewidth=5, alpha=0.35, solid_capstyle="butt")
+        if stats.several(xs, ys):
+            bounds = stats.interval(stats.improvement, xs, ys)
+            axis.plot(bounds, [-position] * 2, color="#555555", linewidth=5, alpha=0.35, solid_capstyle="butt")
         axis.plot(stats.improvement(xs, ys), -position, "o", color="#222222", markersize=5)
     axis.axvline(0.5, color="#555555", linewidth=1, linestyle=":")
-    names = [fill(f"{pair.x} > {pair.y}", 34) for pair in shown]
-    axis.set_yticks([-i for i in range(len(shown))], names, fontsize=8)
+    axis.set_yticks([-i for i in range(len(shown))], [pair_name(pair) for pair in shown], fontsize=8)
     total = len({(pair.x, pair.y) for pair in comparison.pairs})
     more = f"the first {len(shown)} of {total} pairs; the table has all" if total > len(shown) else "P(x > y)"
     axis.set(title="probability of improvement", xlabel=more, xlim=(-0.02, 1.02), ylim=(0.6 - len(shown), 0.6))

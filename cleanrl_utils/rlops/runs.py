@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ class Run:
     def seconds(self) -> float:
         return self.end[1] if self.end else float(max(curve.seconds[-1] for curve in self.training))
 
-    @property
+    @cached_property
     def settings(self) -> dict[str, str]:
         """What it was trained with, seed and plumbing aside; of a result file, the flags of its command."""
         if self.args:

@@ -35,6 +35,11 @@ def resample(strata: Strata, rng: np.random.Generator) -> list[np.ndarray]:
     return [rng.choice(scores, (REPS, len(scores))) for scores in strata]
 
 
+def several(*strata: Strata) -> bool:
+    """Whether there are several seeds everywhere: resampling a single one gives an interval of no width."""
+    return all(len(scores) > 1 for group in strata for scores in group)
+
+
 def interval(statistic: Callable[..., np.ndarray], *strata: Strata) -> tuple[np.ndarray, np.ndarray]:
     """95% percentile interval by stratified bootstrap; every algorithm (argument) is resampled on its own."""
     rng = np.random.default_rng(0)

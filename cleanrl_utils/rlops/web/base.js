@@ -26,6 +26,9 @@ function readState() {
       if (typeof value === typeof initial && Array.isArray(value) === Array.isArray(initial)) state[key] = value;
     } catch { /* a damaged link shows the default */ }
   }
+  state.smoothing = Math.min(Math.max(state.smoothing, 0), 0.99);
+  const isRange = (range) => Array.isArray(range) && Number.isFinite(range[0]) && range[0] < range[1];
+  state.zoom = Object.fromEntries(Object.entries(state.zoom ?? {}).filter(([, range]) => isRange(range)));
 }
 function writeState() {
   const differing = new URLSearchParams();

@@ -32,7 +32,7 @@ function xAxis(kind, title, longest) {
     return { size, unit: [1, ""], title: `wall-clock time in ${unit}`, tell: duration };
   }
   if (kind === "steps") {
-    return { size: 1, unit: unitOf(longest), title, tell: (x) => `step ${Math.round(x).toLocaleString("en")}` };
+    return { size: 1, unit: unitOf(1.05 * longest), title, tell: (x) => `step ${Math.round(x).toLocaleString("en")}` };
   }
   return { size: 1, unit: [1, ""], title, tell: (x) => `${title} ${Number(x.toPrecision(3))}` };
 }
@@ -40,7 +40,8 @@ function xAxis(kind, title, longest) {
 function rangeOf(chart) { // of both axes; of y, what is visible between the ends of x
   const { series, zoom } = chart;
   const drawn = (s) => [...(s.runs ? s.thin.flat().map((p) => p[0]) : []), ...s.line.map((p) => p.x)];
-  const x0 = zoom ? zoom[0] : chart.xStart ?? 0, x1 = zoom ? zoom[1] : Math.max(largest(series.flatMap(drawn)), x0 + 1e-9);
+  const end = largest(series.flatMap(drawn)), round = Number(end.toPrecision(2)); // 999,424 steps end at 1M
+  const [x0, x1] = zoom ?? [0, Math.max(round > end && round < 1.01 * end ? round : end, 1e-9)];
   if (chart.yRange && !zoom) return { x0, x1, y0: chart.yRange[0], y1: chart.yRange[1] };
   // The axis holds every run; of a band as much as fits: with two seeds a 95% interval is nearly endless.
   const inside = ([x]) => x >= x0 && x <= x1;
@@ -118,8 +119,8 @@ function drawLegend(svg, entries, left, top) {
       const line = { x1: left + x, x2: left + x + 22, y1: y - 4, y2: y - 4, "stroke-width": 2.5 };
       item.append(h("title", {}, name),
         h("line", { ...line, "stroke-dasharray": dash(name), style: `stroke: ${colour(name)}` }));
-      item.addEventListener("pointerenter", () => { svg.dataset.only = name; emphasize(svg, name); });
-      item.addEventListener("pointerleave", () => { delete svg.dataset.only; emphasize(svg, null); });
+      item.addEventListener("pointerenter", () => emphasize(svg, name));
+      item.addEventListener("pointerleave", () => emphasize(svg, null));
     }
     item.append(h("text", { x: left + x + (name ? 28 : 0), y }, text));
     svg.append(item);

@@ -104,7 +104,7 @@ function efficiencyOf(cells, { groups, common, normalize }) { // IQM in the cour
       const [low, high] = percentiles(samples.map((sample) => iqm(sample.map((curve) => curve[i]))));
       return { x: share * (bySteps ? shortest : 100), y: iqm(strata.flat().map((curve) => curve[i])), low, high };
     });
-    return { name, line, thin: [], band: true };
+    return { name, line, thin: [], band: several(strata) };
   });
   return { lines, bySteps };
 }
@@ -132,7 +132,7 @@ function renderProfile(cells, { groups, common, normalize }, width) {
       const [low, high] = percentiles(samples.map((sample) => share(sample, tau)));
       return { x: tau, y: share(strata, tau), low, high };
     });
-    return { name, line, thin: [], band: groups.length <= 4 };
+    return { name, line, thin: [], band: groups.length <= 4 && several(strata) };
   });
   const id = "profile";
   return card({

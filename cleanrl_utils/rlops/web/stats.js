@@ -47,6 +47,8 @@ function interval(statistic, ...strata) { // 95%, by stratified bootstrap
   return percentiles(values);
 }
 
+const several = (...strata) => strata.flat().every((list) => list.length > 1); // or an interval has no width
+
 const wins = (x, y) => mean(x.map((a) => mean(y.map((b) => (Math.sign(a - b) + 1) / 2))));
 const improvement = (xs, ys) => mean(xs.map((x, i) => wins(x, ys[i])));
 function choose(n, k) {

@@ -46,7 +46,7 @@ function meter(low, value, high, start, end) { // an interval with its middle, o
   const at = (x) => (100 * (x - start)) / (end - start);
   const words = `${value.toFixed(3)}, interval ${low.toFixed(3)} to ${high.toFixed(3)}`;
   return h("span", { class: "meter", role: "img", "aria-label": words },
-    h("i", { style: `left: ${at(low)}%; width: ${Math.max(at(high) - at(low), 0.5)}%` }),
+    low < high ? h("i", { style: `left: ${at(low)}%; width: ${at(high) - at(low)}%` }) : null,
     h("b", { style: `left: ${at(value)}%` }));
 }
 function renderAggregates(cells, over) {
@@ -65,8 +65,11 @@ function renderAggregates(cells, over) {
     const strata = common.map((env) => (
       cells.find((cell) => cell.group === group && cell.env === env).scores.map((x) => normalize(x, env))
     ));
-    const found = names.map((name) => [AGGREGATES[name](strata), ...interval(AGGREGATES[name], strata)]);
-    return { group, runs: strata.flat().length, found };
+    const found = names.map((name) => {
+      const value = AGGREGATES[name](strata);
+      return [value, ...(several(strata) ? interval(AGGREGATES[name], strata) : [value, value])];
+    });
+    return { group, runs: strata.flat().length, found, single: !several(strata) };
   });
   const ends = names.map((_, i) => [
     Math.min(0, smallest(rows.map((row) => row.found[i][1]))), Math.max(1, largest(rows.map((row) => row.found[i][2]))),
@@ -74,7 +77,9 @@ function renderAggregates(cells, over) {
   const head = ["group", "runs", ...names].map((text, i) => h("th", { scope: "col", class: i === 1 ? "number" : "" }, text));
   const body = rows.map((row) => h("tr", {}, h("td", {}, label(row.group)), number(String(row.runs)),
     ...row.found.map(([value, low, high], i) => h("td", { class: "aggregate" },
-      h("strong", {}, value.toFixed(3)), h("small", {}, ` [${low.toFixed(2)}, ${high.toFixed(2)}]`),
+      h("strong", {}, value.toFixed(3)),
+      h("small", { title: row.single ? "one seed in places" : null },
+        row.single ? " no interval" : ` [${low.toFixed(2)}, ${high.toFixed(2)}]`),
       meter(low, value, high, ...ends[i])))));
   $("aggregates").replaceChildren(h("thead", {}, h("tr", {}, ...head)), h("tbody", {}, ...body));
 }
@@ -95,7 +100,8 @@ function verdictCard(name, mine, base) {
   for (const [where, envs] of tests) {
     const [x, y] = [mine, base].map((cells) => envs.map((env) => cells.get(env)));
     const [xs, ys] = [x, y].map((cells) => cells.map((cell) => cell.scores));
-    const value = improvement(xs, ys), [low, high] = interval(improvement, xs, ys), [kind, words] = judge(x, y);
+    const value = improvement(xs, ys), [kind, words] = judge(x, y);
+    const [low, high] = several(xs, ys) ? interval(improvement, xs, ys) : [value, value];
     element.append(h("div", { class: "pair" }, h("span", {}, where), meter(low, value, high, 0, 1),
       h("span", {}, value.toFixed(2)), h("span", { class: kind }, words)));
   }
