@@ -188,7 +188,7 @@ def draw_profile(axis: Any, comparison: Comparison, styles: Styles) -> None:
     for name in comparison.groups:
         strata = comparison.normalized(name)
         axis.step(thresholds, stats.profile(strata, thresholds), where="post", **styles[name])
-        if stats.several(strata):
+        if min(map(len, strata)) >= FEW:  # of fewer seeds, it hides everything
             low, high = stats.interval(lambda x: stats.profile(x, thresholds), strata)
             band = {"color": styles[name]["color"], "alpha": 0.15, "linewidth": 0, "step": "post"}
             axis.fill_between(thresholds, low, high, **band)

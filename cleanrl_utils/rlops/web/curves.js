@@ -127,12 +127,14 @@ function renderProfile(cells, { groups, common, normalize }, width) {
   const share = (strata, tau) => mean(strata.map((list) => mean(list.map((x) => (x > tau ? 1 : 0)))));
   const series = groups.map((name) => {
     const strata = strataOf(name), next = random(3);
-    const samples = Array.from({ length: 400 }, () => strata.map((list) => resample(list, next)));
+    const band = groups.length <= 4 && strata.every((list) => list.length >= FEW); // of few seeds, it hides everything
+    const samples = Array.from({ length: band ? 400 : 0 }, () => strata.map((list) => resample(list, next)));
     const line = taus.map((tau) => {
-      const [low, high] = percentiles(samples.map((sample) => share(sample, tau)));
-      return { x: tau, y: share(strata, tau), low, high };
+      const y = share(strata, tau);
+      const [low, high] = band ? percentiles(samples.map((sample) => share(sample, tau))) : [y, y];
+      return { x: tau, y, low, high };
     });
-    return { name, line, thin: [], band: groups.length <= 4 && several(strata) };
+    return { name, line, thin: [], band };
   });
   const id = "profile";
   return card({
