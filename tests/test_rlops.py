@@ -543,6 +543,23 @@ def test_runs_of_one_seed_with_other_arguments_are_groups_of_their_own(elsewhere
     assert "mixes" not in err
 
 
+def test_the_same_again_at_another_commit_is_another_group(elsewhere, capsys):
+    for clock, commit in ((1, "aaa"), (2, "bbb")):
+        run_dir = make_run(elsewhere / "runs", [clock] * 20, clock=clock)
+        facts = {"commit": commit, "versions": "", "hardware": "", "tags": []}
+        (run_dir / "provenance.json").write_text(json.dumps(facts))
+    main(Args())
+    out, err = capsys.readouterr()
+    assert "| ppo commit=aaa | 200 | 1 | 1.00 |" in out and "| ppo commit=bbb | 200 | 1 | 2.00 |" in out
+    assert "ppo has runs of one seed that differ in commit: groups of their own" in err
+
+
+def test_groups_are_in_the_order_of_the_numbers_in_their_names():
+    names = ["ppo n=128", "ppo lr=1e-05", "ppo n=64", "ppo", "ppo lr=0.001", "ppo lr=0.0003", "dqn"]
+    expected = ["dqn", "ppo", "ppo lr=1e-05", "ppo lr=0.0003", "ppo lr=0.001", "ppo n=64", "ppo n=128"]
+    assert sorted(names, key=grouping.natural) == expected
+
+
 def test_runs_of_one_seed_in_result_files_are_told_apart_by_their_commands(elsewhere, capsys):
     first = runs.read_folder(make_run(elsewhere / "a", range(50), clock=1), pytest.fail)
     second = runs.read_folder(make_run(elsewhere / "a", range(50), clock=2), pytest.fail)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from test_rlops import RETURN, make_run, trained  # noqa: F401
 
-from cleanrl_utils.rlops import compare, plot, runs, stats
+from cleanrl_utils.rlops import compare, grouping, plot, runs, stats
 from cleanrl_utils.rlops.__main__ import Args, main
 
 
@@ -531,6 +531,11 @@ def test_one_seed_gets_no_interval_over_all_environments(opened):
     opened.browser.execute_script(f"const cells = {cells}; renderAggregates(cells, normalizer(cells))")
     rows = opened.ask("[...document.querySelectorAll('#aggregates tbody tr')].map(row => row.cells[2].innerText)")
     assert rows[0].startswith("0.500 [") and rows[1] == "0.000 no interval"
+
+
+def test_names_are_in_the_order_of_their_numbers(opened):
+    names = ["ppo n=128", "ppo lr=1e-05", "ppo n=64", "ppo", "ppo lr=0.001", "ppo lr=0.0003", "dqn"]
+    assert opened.ask(f"{json.dumps(names)}.sort(compare)") == sorted(names, key=grouping.natural)
 
 
 def test_one_run_is_a_run_and_two_are_runs(opened):

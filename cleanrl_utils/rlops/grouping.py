@@ -1,5 +1,6 @@
 """Which runs are compared, and in which groups."""
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 
@@ -112,6 +113,12 @@ def keep_finished(runs: list[Run], warn: Warn) -> list[Run]:
     return finished
 
 
+def natural(name: str) -> list:
+    """A key to sort by: numbers inside of names count as such, so that batch_size=64 comes before batch_size=128."""
+    parts = re.split(r"(\d+\.?\d*(?:e[-+]?\d+)?)", name)
+    return [float(part) if i % 2 else part for i, part in enumerate(parts)]
+
+
 def group(runs: list[Run], tags: list[str], by: list[str], warn: Warn) -> list[Run]:
     """Name the group of each run: its algorithm, with tag, arguments and source where they tell groups apart."""
     unknown = [name for name in by if name not in FACTS and not any(name in run.args for run in runs)]
@@ -128,4 +135,4 @@ def group(runs: list[Run], tags: list[str], by: list[str], warn: Warn) -> list[R
     runs = drop_repeats(runs, warn)
     split_repeats(runs, warn)
     warn_of_mixtures(runs, warn)
-    return sorted(runs, key=lambda run: (run.group, run.env_id, run.seed))
+    return sorted(runs, key=lambda run: (natural(run.group), run.env_id, run.seed))

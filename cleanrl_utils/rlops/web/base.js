@@ -55,9 +55,16 @@ const unique = (list) => [...new Set(list)];
 const mean = (list) => list.reduce((sum, x) => sum + x, 0) / list.length;
 const smallest = (list) => list.reduce((a, b) => Math.min(a, b), Infinity); // Math.min(...list) fails on long lists
 const largest = (list) => list.reduce((a, b) => Math.max(a, b), -Infinity);
-const compare = (a, b) => (
-  typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true })
-);
+const NUMBER = /(\d+\.?\d*(?:e[-+]?\d+)?)/;
+function compare(a, b) { // numbers inside of names count as such: batch_size=64 comes before batch_size=128
+  if (typeof a === "number" && typeof b === "number") return a - b;
+  const [left, right] = [String(a).split(NUMBER), String(b).split(NUMBER)];
+  for (let i = 0; i < Math.min(left.length, right.length); i++) {
+    const order = i % 2 ? Number(left[i]) - Number(right[i]) : left[i].localeCompare(right[i], "en");
+    if (order) return order;
+  }
+  return left.length - right.length;
+}
 const plural = (count, thing) => `${count.toLocaleString("en")} ${thing}${count === 1 ? "" : "s"}`;
 const readable = (metric) => metric.split("/").pop().replaceAll("_", " ");
 

@@ -26,7 +26,7 @@ function renderScores(cells) {
   const columns = [["env", "environment"], ["group", "group"], ["seeds", "seeds", "number"],
     ["mean", "mean ± std", "number"], ["iqm", "IQM", "number"], ["low", "95% interval of the IQM", "number"],
     ["best", "best seed", "number"], ["steps", "steps", "number"], ["seconds", "time", "number"]];
-  const rows = cells.map(scoreRow);
+  const rows = cells.map(scoreRow).sort((a, b) => compare(a.group, b.group)); // and then by the column that was chosen
   const few = "few seeds: intervals are too narrow";
   table("scores", "sortScores", columns, rows, (row) => h("tr", {},
     h("td", {}, row.env), h("td", {}, label(row.group)),
@@ -56,7 +56,7 @@ function renderAggregates(cells, over) {
   select.replaceChildren(...offered.map(({ name }) => h("option", { value: name }, name)));
   select.value = scale.name;
   $("summary-hint").textContent = common.length
-    ? `In each of ${common.join(", ")}: ${scale.words}.`
+    ? `In ${common.length > 1 ? "each of " : ""}${common.join(", ")}: ${scale.words}.`
     : "No environment has runs of every group shown and a score to normalize with: filter the groups.";
   $("aggregates-box").hidden = !over.summarized;
   if (!over.summarized) return;
