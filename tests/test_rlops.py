@@ -420,6 +420,13 @@ def test_published_scale_goes_from_a_random_policy_to_the_best_published_score()
     assert [x.name for x in known] == ["runs", "human", "published"] and known[1].bounds == {"Breakout-v5": (1.7, 30.5)}
 
 
+def test_published_scale_needs_the_repository(monkeypatch, tmp_path):
+    monkeypatch.setattr(normalize, "PUBLISHED", tmp_path / "published.csv")
+    with pytest.raises(ValueError, match="--normalize published: its scores are in the repository of CleanRL"):
+        normalize.scales(["CartPole-v1"], "published")
+    assert [scale.name for scale in normalize.scales(["CartPole-v1"], "runs")[0]] == ["runs"]
+
+
 def test_reference_scores_are_of_57_games_and_of_random_policies():
     human, random = normalize.reference("human"), normalize.reference("random")
     assert len(human) == 57 and human.keys() < random.keys()
@@ -524,8 +531,8 @@ def test_abandoned_runs_and_trials_of_the_tuner_stay_out_unless_named(elsewhere,
 
 
 def test_the_tuner_names_its_runs_as_rlops_expects():
-    source = (ROOT / "cleanrl_utils" / "tuner.py").read_text()
-    assert 'exp_name = f"{study}_trial{trial.number}"' in source
+    sources = [*ROOT.glob("cleanrl_utils/tuner*.py"), *ROOT.glob("cleanrl_utils/tuner/*.py")]
+    assert any('exp_name = f"{study}_trial{trial.number}"' in path.read_text() for path in sources)
     assert runs.TRIAL.search("CartPole-v1__ppo-1a2b_trial12__3__1794907069")
     assert not runs.TRIAL.search("CartPole-v1__ppo_trials__3__1794907069")
 

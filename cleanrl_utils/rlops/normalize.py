@@ -100,6 +100,8 @@ def scales(env_ids: list[str], wanted: str) -> tuple[list[Scale], Scale]:
         raise ValueError(
             "--normalize given: name the file instead, with columns env_id,low,high: --normalize scores.csv"
         )
+    if wanted == "published" and not PUBLISHED.exists():
+        raise ValueError("--normalize published: its scores are in the repository of CleanRL, not in the package")
     if wanted.endswith(".csv"):
         path = Path(wanted)
         if not path.is_file():
