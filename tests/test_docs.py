@@ -70,6 +70,29 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
 
 
+@pytest.mark.parametrize("path", sorted(ROOT.glob("cleanrl/[!_]*.py")), ids=lambda path: path.name)
+def test_metrics_that_a_file_logs_are_explained(path):
+    """On its page, or on one to which its section about metrics leads."""
+    pages = [ROOT / "docs" / "rl-algorithms" / f"{path.stem}.md"]
+    explained = set()
+    for page in pages:  # it grows
+        section = page.read_text().partition("### Metrics\n")[2].partition("\n### ")[0]
+        explained |= {name for metric in re.findall(r"`([a-z]+/[\w/]+)`", section) for name in metric.split("/")}
+        linked = [page.parent / name for name in re.findall(r"\]\((\w+\.md)#metrics\)", section)]
+        pages += [page for page in linked if page not in pages]
+    logged = logged_metrics(path.read_text())
+    assert len(logged) > 4  # episodes, speed and losses
+    assert logged <= explained, f"{path.stem}.md does not explain {logged - explained}"
+
+
+def logged_metrics(source: str) -> set[str]:
+    """The last words of the metrics: of those that are logged one by one, and of the dictionaries of losses."""
+    names = set(re.findall(r'add_scalar\(f?"[\w/]*?(\w+)"', source))
+    names |= set(re.findall(r'\b(?:stats|means)\["(\w+)"\] = ', source)) - {"is_active"}
+    dictionaries = re.findall(r"(?:\bstats = |\breturn \w+, )\{(.*?)\}", source, re.DOTALL)
+    return names | set(re.findall(r'"(\w+)": ', " ".join(dictionaries)))
+
+
 # Flags of programs that are not ours (torchrun, pip, TensorBoard), and of none: the tuner's page speaks of a `--flag`.
 FOREIGN = {"standalone", "nnodes", "nproc-per-node", "upgrade", "logdir", "flag"}
 
