@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PATHS = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 
 REJAX = """
 import sys, time
@@ -103,7 +104,7 @@ print(count * 128 * num_envs / (time.perf_counter() - start))
 def run(command: list, folder: str, core: int | None = None) -> str:
     """What a command prints. An error of it ends this program."""
     pin = ["taskset", "-c", str(core)] if core is not None else []
-    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    env = os.environ | {"PYTHONPATH": PATHS, "PYTHONUNBUFFERED": "1"}
     done = subprocess.run([*pin, *map(str, command)], cwd=folder, env=env, text=True, capture_output=True)
     if done.returncode:
         sys.exit(f"{command[:2]} failed:\n{done.stderr[-2000:]}")
@@ -137,7 +138,7 @@ def ppo_jax_on_one_core(args: argparse.Namespace) -> float:
         process = subprocess.Popen(
             ["taskset", "-c", str(args.core), *map(str, command)],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+            env=os.environ | {"PYTHONPATH": PATHS, "PYTHONUNBUFFERED": "1"},
             text=True,
             stdout=subprocess.PIPE,
         )
@@ -167,7 +168,7 @@ def training(name: str, args: argparse.Namespace) -> float:
 def seeds_per_hour(num_seeds: int, num_processes: int, args: argparse.Namespace) -> float:
     """Whole trainings: how many seeds are through in an hour, start and compilation included."""
     with tempfile.TemporaryDirectory() as folder:
-        env = os.environ | {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        env = os.environ | {"PYTHONPATH": PATHS, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         start, processes = time.perf_counter(), []
         for number in range(num_processes):
             flags = ["--total-timesteps", args.steps, "--num-seeds", num_seeds, "--seed", 1 + number * num_seeds]
