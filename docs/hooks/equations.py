@@ -7,6 +7,7 @@ from latex2mathml.converter import convert
 
 # What pymdownx.arithmatex makes of $...$ and of $$...$$
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+FUNCTION = r"\\(log|ln|exp|tanh|sin|cos)(?![a-zA-Z])"
 # What GitHub draws and latex2mathml does not know, in words that it knows
 SYNONYMS = [
     (r"\\(begin|end)\{aligned\}", r"\\\1{split}"),
@@ -14,6 +15,9 @@ SYNONYMS = [
     (r"\\operatorname\*?\{arg\s*(?:\\,)?\s*(max|min)\}", r"\\arg\1"),
     (r"\\operatorname\*", r"\\operatorname"),
     (r"\\[lr]Vert(?![a-zA-Z])", r"\\Vert"),
+    # room around the names of functions, as TeX leaves it: 2 log x, but log(x)
+    (r"(?<=[a-zA-Z0-9})])\s*" + FUNCTION, r"\\,\\\1"),
+    (FUNCTION + r"\s*(?=[a-zA-Z0-9]|\\(?!left|[bB]ig)[a-zA-Z])", r"\\\1\\,"),
 ]
 # Browsers know bold and double-struck letters as characters of their own, no longer as the attribute `mathvariant`.
 ALPHABETS = {

@@ -43,17 +43,21 @@ def changes(family: Family, source: Source) -> str:
 
 def variants(family: Family, root: str, address: Address) -> str:
     """A table of a file and all its descendants, parents first, as Markdown."""
-    rows = ["| file | parent | lines added | what it is |", "|---|---|---|---|"]
+
+    def link(file: str) -> str:
+        return f"[<code>{file.replace('_', '_<wbr>')}</code>]({address(file)})"  # a long name may be broken
+
+    rows = ['<div class="variants" markdown>', "", "| file | parent | lines added | what it is |", "|---|---|---|---|"]
 
     def visit(name: str) -> None:
         source = family[name]
-        parent = f"[`{source.parent}`]({address(source.parent)})" if source.parent in family else ""
-        rows.append(f"| [`{name}`]({address(name)}) | {parent} | {changes(family, source)} | {summary(source)} |")
+        parent = link(source.parent) if source.parent in family else ""
+        rows.append(f"| {link(name)} | {parent} | {changes(family, source)} | {summary(source)} |")
         for child in sorted(n for n in family if family[n].parent == name):
             visit(child)
 
     visit(root)
-    return "\n".join(rows)
+    return "\n".join([*rows, "", "</div>"])
 
 
 def kind(name: str) -> str:

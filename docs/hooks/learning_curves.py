@@ -105,7 +105,8 @@ def panel(env_id: str, series: dict[str, list[Trained]], colours: dict[str, int]
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in (at(*point) for point in curve))
         return f'<polyline class="{kind}" points="{path}"/>'
 
-    parts = [f'<text class="title" x="{LEFT}" y="14">{escape(env_id)}</text>']
+    size = min(13, (WIDTH - LEFT) / (0.64 * len(env_id)))  # a long name is written smaller
+    parts = [f'<text class="title" x="{LEFT}" y="14" style="font-size:{size:.1f}px">{escape(env_id)}</text>']
     for y in ticks(low, high):
         _, height = at(0, y)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{height:.1f}" y2="{height:.1f}"/>')
@@ -136,7 +137,8 @@ def figure(paths: list[Path], by: str) -> str:
     colours = {algorithm: index % COLOURS for index, algorithm in enumerate(algorithms)}
     legend = "".join(f'<span class="series-{colours[name]}"><i></i>{escape(name)}</span>' for name in algorithms)
     charts = "".join(panel(env_id, series, colours, by) for env_id, series in panels.items())
-    note = "Episodic return; each run thin, the mean over seeds thick."
+    several = any(len(group) > 1 for series in panels.values() for group in series.values())
+    note = "Episodic return" + ("; each run thin, the mean over seeds thick." if several else " of one run each.")
     if by == "time":
         hardware = dict.fromkeys(run.hardware for run in runs if run.hardware)
         note += f" Wall-clock time on: {escape('; '.join(hardware))}."

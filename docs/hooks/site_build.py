@@ -136,6 +136,9 @@ def describe_source(path: str, config: MkDocsConfig) -> str:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     src_uri = page.file.src_uri
+    heading = re.match(r"\s*# (.*)", markdown)
+    if heading:  # the name in the browser's tab; in the navigation, where its group stands above it, it is shorter
+        page.meta.setdefault("title", heading[1].replace("`", ""))
     algorithm = algorithm_of(src_uri)
     if algorithm:
         markdown = add_place_in_family(markdown, algorithm)
