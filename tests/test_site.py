@@ -122,6 +122,14 @@ def test_links_out_of_docs_lead_to_pages_of_the_site():
     assert rewritten("`[x](../../cleanrl/ppo.py)`") == "`[x](../../cleanrl/ppo.py)`"
 
 
+def test_pages_of_files_link_to_the_repository_where_it_is_known(monkeypatch):
+    config = load_config(str(ROOT / "mkdocs.yml"))
+    for address, links in (("https://example.org/us/cleanrl", 1), ("", 0)):
+        monkeypatch.setenv("REPOSITORY_URL", address)
+        page = site_build.describe_source("cleanrl/ppo.py", site_build.on_config(config))
+        assert page.count("(https://example.org/us/cleanrl/blob/HEAD/cleanrl/ppo.py)") == links
+
+
 @pytest.mark.parametrize("link", ["[`no such code`](../../cleanrl/ppo.py)", "[x](../../cleanrl/no_such_file.py)"])
 def test_a_broken_link_is_a_warning_and_so_an_error_of_the_strict_build(link, caplog):
     with caplog.at_level(logging.WARNING, logger="mkdocs"):
