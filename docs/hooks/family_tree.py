@@ -47,7 +47,12 @@ def variants(family: Family, root: str, address: Address) -> str:
     def link(file: str) -> str:
         return f"[<code>{file.replace('_', '_<wbr>')}</code>]({address(file)})"  # a long name may be broken
 
-    rows = ['<div class="variants" markdown>', "", "| file | parent | lines added | what it is |", "|---|---|---|---|"]
+    rows = [
+        '<div class="variants" markdown data-search-exclude>',
+        "",
+        "| file | parent | lines added | what it is |",
+        "|---|---|---|---|",
+    ]
 
     def visit(name: str) -> None:
         source = family[name]

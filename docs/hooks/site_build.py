@@ -26,6 +26,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
+from cleanrl_utils.lineage_diff import html_page
 from cleanrl_utils.lineage_source import Source, load_family
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,6 +109,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             inclusion = InclusionLevel.NOT_IN_NAV
             content = describe_source(path, config)
             files.append(File.generated(config, source_page(path), content=content, inclusion=inclusion))
+    for source in FAMILY.values():
+        if source.parent in FAMILY:
+            content = html_page(FAMILY[source.parent], source)
+            files.append(File.generated(config, f"difference/{source.path.stem}.html", content=content))
     return files
 
 
@@ -191,7 +196,7 @@ def add_place_in_family(markdown: str, algorithm: Source) -> str:
     if children:
         parts.append("parent of " + ", ".join(f"[`{name}`]({page_of(name)})" for name in children))
     parts.append("[family tree](../family-tree.md)")
-    line = '<div class="place" markdown>' + " · ".join(parts) + "</div>"
+    line = '<div class="place" markdown data-search-exclude>' + " · ".join(parts) + "</div>"
     return re.sub(r"\A(\s*# .*\n)", lambda title: f"{title[1]}\n{line}\n", markdown, count=1)
 
 
@@ -244,10 +249,12 @@ def curve_tabs(names: list[str]) -> str:
 def add_difference(markdown: str, algorithm: Source) -> str:
     mark = "<!-- difference -->"
     changes = family_tree.changes(FAMILY, algorithm)
+    name = algorithm.path.stem
     section = (
         f"## Difference from `{algorithm.parent}` {{#difference}}\n\n"
         f"{changes} lines, without the docstring at the top and blank lines. A click on a number leads to the line. "
-        f"`python -m cleanrl_utils.lineage diff {algorithm.path.stem}` shows the same in a terminal.\n\n"
+        f"The same [side by side](../difference/{name}.html), and in a terminal: "
+        f"`python -m cleanrl_utils.lineage diff {name}`\n\n"
         f"<!-- site: difference {algorithm.name} -->"
     )
     return markdown.replace(mark, section, 1) if mark in markdown else f"{markdown}\n\n{section}\n"
