@@ -69,7 +69,7 @@ def test_a_link_by_text_and_name_leads_to_the_first_line_below_the_definition(co
 
 
 def test_a_link_by_the_name_of_the_file_leads_to_the_file(code):
-    for text in ("`x.py`", "`cleanrl/x.py`", "the file"):
+    for text in ("`x.py`", "`cleanrl/x.py`", "`cleanrl/`", "the file"):
         assert find_line(code, text, None) is None
 
 

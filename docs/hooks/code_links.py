@@ -3,8 +3,8 @@
     [`if update_policy`](../../cleanrl/td3_continuous_action.py)          the first line that contains this text
     [`qf_loss = `](../../cleanrl/td3_continuous_action.py#update)         the first below the definition of `update`
 
-`#main` is `if __name__ == "__main__":`. A link whose text is the name of the file, or no code, leads to the file
-itself, or to the definition that it names. Line numbers, as in `#L123`, are ignored.
+`#main` is `if __name__ == "__main__":`. A link whose text is no code, or the name of the file or of its
+folder, leads to the file itself, or to the definition that it names. Line numbers, as in `#L123`, are ignored.
 """
 
 import re
@@ -58,7 +58,8 @@ def find_line(path: Path, text: str, anchor: str | None) -> int | None:
     if start is None:
         raise LinkError(f"{path.name} defines no `{anchor}`")
     code = code_of(text)
-    if not code or path.as_posix().endswith("/" + code):
+    names = path.as_posix(), path.parent.as_posix()  # a package may be called by the name of its folder
+    if not code or any(name.endswith("/" + code.rstrip("/")) for name in names):
         return start + 1 if anchor else None
     for index in range(start + 1 if anchor else 0, len(lines)):
         if code in lines[index]:
