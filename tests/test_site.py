@@ -29,6 +29,7 @@ from mkdocs.config import load_config  # noqa: E402
 
 from cleanrl_utils.lineage_diff import count_changes  # noqa: E402
 from cleanrl_utils.lineage_source import Source, load_family  # noqa: E402
+from cleanrl_utils.rlops.runs import read_results  # noqa: E402
 
 PAGES = [ROOT / "README.md", *(ROOT / path for path in site_build.INCLUDED), *ROOT.glob("docs/**/*.md")]
 FAMILY = load_family(ROOT)
@@ -341,6 +342,16 @@ def test_every_page_of_an_algorithm_has_its_source_family_and_difference(site):
         assert ('id="difference"' in page) == (source.parent in FAMILY) == ('class="line added"' in page)
         listing = (site / "source" / "cleanrl" / f"{name}.html").read_text()
         assert f'id="L{len(source.lines)}"' in listing
+
+
+def test_page_of_results_has_the_scores_and_curves_of_every_result_file(site):
+    page = (site / "results.html").read_text()
+    files = [path for path in (ROOT / "benchmark" / "results").glob("*.csv") if learning_curves.read(path)]
+    assert len(files) > 10 and page.count('<figure class="curves">') == 2 * len(files)
+    for path in files:
+        assert f'<h2 id="{path.stem}">' in page
+    score = next(run for run in read_results(ROOT / "benchmark" / "results" / "td3_continuous_action.csv")).last_100
+    assert f"<td>{score:.1f}</td>" in page
 
 
 # In the browser

@@ -4,12 +4,14 @@
 - Files of the repository that pages link to become pages, so that the site is whole without a network.
 - A page of an algorithm gets its place in the family, its learning curves and its difference from its parent.
 - `<!-- variants: ppo -->` becomes the table of a file and all its descendants, `<!-- family tree -->` the picture.
-- `<!-- curves: dqn.csv, dqn_jax.csv -->` becomes the learning curves of these results, by step and by time.
+- `<!-- curves: dqn.csv, dqn_jax.csv -->` becomes the learning curves of these results, by step and by time;
+  `<!-- all results -->` the scores and curves of all result files.
 - Equations become MathML.
 
 What cannot be made is a warning, and with that an error of `make docs`.
 """
 
+import importlib.util
 import logging
 import os
 import posixpath
@@ -48,6 +50,7 @@ RESULT_TABLE = re.compile(
 PICTURE = re.compile(r"^!\[[^\]]*\]\((?:\.\./)?assets/(\w+)\.png\)$", re.MULTILINE)
 CURVES = re.compile(r"^<!-- curves: (.+?) -->$", re.MULTILINE)
 VARIANTS = re.compile(r"^<!-- variants: (\w+?)(?:\.py)? -->$", re.MULTILINE)
+ALL_RESULTS = re.compile(r"^<!-- all results -->$", re.MULTILINE)
 TREE = re.compile(r"^<!-- family tree -->$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"<!-- site: (\w+) (.*?) -->")
 
@@ -85,6 +88,7 @@ def relative(target: str, src_uri: str) -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    FAMILY.update(load_family(ROOT))  # anew, as `make docs-serve` builds again when a file has changed
     repository = os.environ.get("REPOSITORY_URL", "").rstrip("/")
     config.extra["repository"] = repository
     if repository:  # not as `repo_url`, for which the theme asks GitHub how popular we are
@@ -149,6 +153,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown = add_place_in_family(markdown, algorithm)
     markdown = VARIANTS.sub(lambda match: variants_table(match[1] + ".py", src_uri), markdown)
     markdown = TREE.sub("<!-- site: tree all -->", markdown)
+    markdown = ALL_RESULTS.sub(lambda _: all_results(src_uri), markdown)
     markdown = add_curves(markdown, src_uri)
     if algorithm and algorithm.parent in FAMILY:
         markdown = add_difference(markdown, algorithm)
@@ -244,6 +249,24 @@ def add_curves(markdown: str, src_uri: str) -> str:
 def curve_tabs(names: list[str]) -> str:
     tabs = [f'=== "By {by}"\n\n    <!-- site: curves {by} {" ".join(names)} -->\n' for by in ("step", "time")]
     return "\n" + "\n".join(tabs)
+
+
+def all_results(src_uri: str) -> str:
+    """Scores and learning curves of all result files, as Markdown."""
+    spec = importlib.util.spec_from_file_location("results", ROOT / "benchmark" / "results.py")
+    results = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(results)
+    sections = []
+    for path in sorted(RESULTS.glob("*.csv")):
+        runs = learning_curves.read(path)
+        if runs:
+            name = path.stem if f"{path.stem}.py" in FAMILY else runs[0].algorithm
+            page = relative(f"rl-algorithms/{name}.md", src_uri)
+            table = "\n".join(results.make_table([path], "published", "minutes"))
+            sections.append(
+                f"## {path.stem}\n\n[About the method]({page}#results)\n\n{table}\n\n{curve_tabs([path.name])}"
+            )
+    return "\n\n".join(sections)
 
 
 def add_difference(markdown: str, algorithm: Source) -> str:
