@@ -93,8 +93,8 @@ def logged_metrics(source: str) -> set[str]:
     return names | set(re.findall(r'"(\w+)": ', " ".join(dictionaries)))
 
 
-# Flags of programs that are not ours (torchrun, pip, TensorBoard), and of none: the tuner's page speaks of a `--flag`.
-FOREIGN = {"standalone", "nnodes", "nproc-per-node", "upgrade", "logdir", "flag"}
+# Flags of other programs (torchrun, pip, uv, Docker, TensorBoard), and of none: the tuner's page speaks of a `--flag`.
+FOREIGN = {"standalone", "nnodes", "nproc-per-node", "upgrade", "logdir", "flag", "extra", "rm", "gpus", "build-arg"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
