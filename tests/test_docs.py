@@ -14,20 +14,87 @@ from conftest import ROOT, SHORT
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]
 
 
+LINK = r"\[(`[^`]+`|[^\]]*)\]\(([^)#\s]*)(?:#([^)\s]*))?\)"  # text, target, anchor; code may hold brackets
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files_and_lines_that_exist(page):
-    links = re.findall(r"\[([^\]]*)\]\(([^)#\s]*)(#L(\d+))?\)", page.read_text())
-    for text, target, _, line in links:
+    """A link from a piece of code to a file in Python means the first line there that contains it (find_line)."""
+    for text, target, anchor in re.findall(LINK, page.read_text()):
         if target.startswith("http"):
             continue
-        assert (page.parent / target).exists(), f"{page.name}: {target}"
-        if line:
-            code = (page.parent / target).read_text().splitlines()[int(line) - 1]
-            assert text.strip("`") in code, f"{page.name}: {target}#L{line} does not hold {text}"
+        path = page.parent / target if target else page  # without a target: a heading of this page
+        assert path.exists(), f"{page.name}: {target}"
+        code = text.strip("`")
+        if path.suffix == ".py" and text != code and not target.endswith(code):  # else the file as a whole
+            assert find_line(path.read_text(), code, anchor), f"{page.name}: {target}#{anchor} does not hold {text}"
+        elif path.suffix == ".md" and anchor:
+            assert anchor in headings(path), f"{page.name}: {target} has no heading #{anchor}"
+        else:
+            assert not anchor, f"{page.name}: nobody knows what #{anchor} of {target} means"
 
 
-# Flags of programs that are not ours (torchrun, pip, TensorBoard), and of none: the tuner's page speaks of a `--flag`.
-FOREIGN = {"standalone", "nnodes", "nproc-per-node", "upgrade", "logdir", "flag"}
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_of_reference_files_are_links(page):
+    """In `[ppo2/model.py]`, the address is given at the end of the page: each name has one, and each address a name."""
+    text = re.sub(r"`[^`]*`", "", page.read_text())  # without code
+    used = set(re.findall(r"\[([\w ./-]+\.(?:py|h|lua))\](?![(:])", text))
+    assert used == set(re.findall(r"^\[([^\]]+)\]: https://github\.com/", text, re.MULTILINE)), page.name
+
+
+def test_a_link_to_code_ends_at_the_line_that_it_means():
+    """A further line above it does not matter; a text or a name that is gone does, or a text that comes too early."""
+    source = "x = 1\n\n\ndef f(x):\n    return x\n\n\nclass G:\n    x = 1\n"
+    assert find_line(source, "x = 1") == 1
+    assert find_line("\n" + source, "x = 1") == 2
+    assert find_line(source, "x = 1", "f") == 9
+    assert find_line(source, "return", "f") == 5
+    assert find_line(source, "x = 2") is None
+    assert find_line(source, "return", "G") is None
+    assert find_line(source, "x = 1", "h") is None
+
+
+def find_line(source: str, code: str, name: str = "") -> int | None:
+    """The number of the first line with this code; with a name, of the first one below that `def` or `class`."""
+    lines = source.splitlines()
+    start = 0
+    if name:
+        starts = [i + 1 for i, line in enumerate(lines) if re.match(rf" *(def|class) {re.escape(name)}\b", line)]
+        start = starts[0] if starts else len(lines)
+    return next((i + 1 for i in range(start, len(lines)) if code in lines[i]), None)
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and mkdocs make them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("cleanrl/[!_]*.py")), ids=lambda path: path.name)
+def test_metrics_that_a_file_logs_are_explained(path):
+    """On its page, or on one to which its section about metrics leads."""
+    pages = [ROOT / "docs" / "rl-algorithms" / f"{path.stem}.md"]
+    explained = set()
+    for page in pages:  # it grows
+        section = page.read_text().partition("### Metrics\n")[2].partition("\n### ")[0]
+        explained |= {name for metric in re.findall(r"`([a-z]+/[\w/]+)`", section) for name in metric.split("/")}
+        linked = [page.parent / name for name in re.findall(r"\]\((\w+\.md)#metrics\)", section)]
+        pages += [page for page in linked if page not in pages]
+    logged = logged_metrics(path.read_text())
+    assert len(logged) > 4  # episodes, speed and losses
+    assert logged <= explained, f"{path.stem}.md does not explain {logged - explained}"
+
+
+def logged_metrics(source: str) -> set[str]:
+    """The last words of the metrics: of those that are logged one by one, and of the dictionaries of losses."""
+    names = set(re.findall(r'add_scalar\(f?"[\w/]*?(\w+)"', source))
+    names |= set(re.findall(r'\b(?:stats|means)\["(\w+)"\] = ', source)) - {"is_active"}
+    dictionaries = re.findall(r"(?:\bstats = |\breturn \w+, )\{(.*?)\}", source, re.DOTALL)
+    return names | set(re.findall(r'"(\w+)": ', " ".join(dictionaries)))
+
+
+# Flags of other programs (torchrun, pip, uv, Docker, TensorBoard), and of none: the tuner's page speaks of a `--flag`.
+FOREIGN = {"standalone", "nnodes", "nproc-per-node", "upgrade", "logdir", "flag", "extra", "rm", "gpus", "build-arg"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
