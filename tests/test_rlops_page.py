@@ -464,6 +464,16 @@ def test_a_chart_can_be_drawn_larger(opened_many):
     assert opened_many.ask(width) == before
 
 
+@pytest.mark.parametrize("selector", ["#groups .chip", "#runs th[data-key=score]", "#charts .tool", "#runs tr.run"])
+def test_keyboard_stays_where_it_was(opened_many, selector):
+    """What is pressed is drawn anew, and must not lose the focus."""
+    keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
+    opened_many.browser.execute_script("(window.old = document.querySelector(arguments[0])).focus()", selector)
+    opened_many.ask("document.activeElement").send_keys(keys.ENTER)
+    script = "return [old.isConnected, document.activeElement === document.querySelector(arguments[0])]"
+    assert opened_many.browser.execute_script(script, selector) == [False, True]
+
+
 def test_address_keeps_what_is_seen(browser, many):
     opened = visit(browser, many)
     assert "#" not in opened.ask("location.href")

@@ -112,7 +112,7 @@ def append(result_file: Path, runs: list[Run]) -> None:
 
 def make_title(args: Args, runs: list[Run]) -> str:
     algorithms = list(dict.fromkeys(run.algorithm for run in runs))
-    *others, last = algorithms if len(algorithms) < 4 else [f"{len(algorithms)} algorithms"]
+    *others, last = algorithms if len(algorithms) < 6 else [f"{len(algorithms)} algorithms"]
     title = f"{', '.join(others)} and {last}" if others else last
     if args.group_by:
         title += f" by {', '.join(args.group_by)}"

@@ -89,6 +89,16 @@ function duration(seconds) {
   return `${Number((seconds / 3600).toPrecision(3))} h`;
 }
 
+function keepFocus(redraw) { // a button that is drawn anew keeps the keyboard's focus; data-focus says which it is
+  const before = document.activeElement, key = before?.dataset.focus;
+  const place = before?.closest("[data-id], [id]"), id = place?.dataset.id ?? place?.id;
+  redraw();
+  if (key === undefined || before.isConnected) return;
+  const inside = (element) => [element.closest("[data-id], [id]")].some((x) => (x?.dataset.id ?? x?.id) === id);
+  const again = [...document.querySelectorAll("[data-focus]")].find((x) => x.dataset.focus === key && inside(x));
+  again?.focus({ preventScroll: true });
+}
+
 function save(name, type, text) { // a download, made here
   const url = URL.createObjectURL(new Blob([text], { type }));
   const link = h("a", { href: url, download: name.replace(/[^\w.-]+/g, "_") });

@@ -262,24 +262,24 @@ function downloadCsv(chart) {
 function card(chart, width) {
   const large = state.large === chart.id;
   const element = h("div", { class: large ? "card large" : "card", "data-id": chart.id });
-  const button = (text, name, action) => (
-    h("button", { type: "button", class: "tool", title: name, "aria-label": `${name}: ${chart.title}`, onclick: action }, text)
-  );
+  const button = (key, text, name, action) => h("button", {
+    type: "button", class: "tool", title: name, "aria-label": `${name}: ${chart.title}`, "data-focus": key, onclick: action,
+  }, text);
   const tools = h("span", { class: "tools" });
   element.append(h("div", { class: "card-head" }, h("h3", {}, chart.title, " ", h("small", {}, chart.note ?? "")), tools));
   if (!chart.series.length) {
     element.append(h("p", { class: "empty" }, "No curve of this metric here."));
     return element;
   }
-  if (chart.zoom) tools.append(button("reset zoom", "Show everything again", () => setZoom(chart.id, null)));
+  if (chart.zoom) tools.append(button("zoom", "reset zoom", "Show everything again", () => setZoom(chart.id, null)));
   tools.append(
-    button(large ? "smaller" : "larger", large ? "Draw smaller" : "Draw larger", () => {
+    button("size", large ? "smaller" : "larger", large ? "Draw smaller" : "Draw larger", () => {
       const before = state.large;
       state.large = large ? "" : chart.id;
       unique([before, chart.id]).filter(Boolean).forEach(renderPart);
     }),
-    button("SVG", "Save as a picture", () => downloadSvg(chart)),
-    button("CSV", "Save the numbers", () => downloadCsv(chart)),
+    button("svg", "SVG", "Save as a picture", () => downloadSvg(chart)),
+    button("csv", "CSV", "Save the numbers", () => downloadCsv(chart)),
   );
   const height = large ? 480 : chart.height ?? 240;
   const { svg, frame } = draw(chart, Math.max(width, 240), height, large ? Infinity : LEGEND);

@@ -34,7 +34,7 @@ function chips(id, names, key, coloured) { // buttons that show and hide
     const toggle = () => set(shown ? [...state[key], name] : state[key].filter((other) => other !== name));
     const alone = () => set(names.filter((other) => other !== name));
     return h("button", {
-      class: "chip", type: "button", "aria-pressed": shown, onclick: toggle, ondblclick: alone,
+      class: "chip", type: "button", "data-focus": name, "aria-pressed": shown, onclick: toggle, ondblclick: alone,
       title: "Click: show or hide. Double click: only this one.",
     }, coloured ? swatch(name) : null, name);
   }));
@@ -46,6 +46,10 @@ function chips(id, names, key, coloured) { // buttons that show and hide
 
 let shown = { runs: [], cells: [], over: null }; // what was rendered last
 function render() {
+  keepFocus(renderAll);
+  writeState();
+}
+function renderAll() {
   const found = searched();
   data.runs.map(groupOf).sort(compare).forEach(place); // a link gives every group the colour that its sender saw
   const visible = (run) => !state.hiddenGroups.includes(groupOf(run)) && !state.hiddenEnvs.includes(run.env);
@@ -57,23 +61,25 @@ function render() {
   $("count").textContent = found.complaint || (runs.length === data.runs.length ? total : `${runs.length} of ${total}`);
   $("score-hint").textContent = `Of a run: mean of the last ${plural(data.window, "value")} of ${state.metric}. `
     + "IQM: mean without the lowest and the highest quarter of the runs; its interval is a stratified bootstrap.";
-  renderCurves();
+  drawCurves();
   renderScores(cells);
   renderAggregates(cells, shown.over);
   renderSummaryCharts(cells, shown.over);
   renderDifference(cells);
   renderVideos(runs);
   renderRuns(runs);
-  writeState();
 }
-function renderCurves() { // after a change that concerns the curves alone
+function drawCurves() {
   if (state.facet === "group") unique(shown.runs.map((run) => run.env)).sort(compare).forEach(place);
   renderCharts(shown.runs);
+}
+function renderCurves() { // after a change that concerns the curves alone
+  keepFocus(drawCurves);
   writeState();
 }
 function renderPart(id) { // the chart with this name, and its neighbours
   if (id.includes(":")) return renderCurves();
-  renderSummaryCharts(shown.cells, shown.over);
+  keepFocus(() => renderSummaryCharts(shown.cells, shown.over));
   writeState();
 }
 

@@ -3,7 +3,7 @@ function table(id, key, columns, rows, drawRow) { // columns: [[key, label, "num
   const [by, direction] = state[key];
   rows.sort((a, b) => direction * compare(a[by] ?? "", b[by] ?? ""));
   const head = columns.map(([name, text, kind]) => h("th", {
-    class: kind ?? "", scope: "col", tabindex: 0, "data-key": name,
+    class: kind ?? "", scope: "col", tabindex: 0, "data-key": name, "data-focus": name,
     "aria-sort": name === by ? (direction > 0 ? "ascending" : "descending") : "none",
     onclick: () => { state[key] = [name, name === by ? -direction : 1]; render(); },
     onkeydown: (event) => { if (event.key === "Enter") event.target.click(); },
@@ -158,10 +158,13 @@ function renderRuns(runs) {
     ...Object.fromEntries(extra.map((name) => [`arg:${name}`, run.args[name]])),
   }));
   table("runs", "sortRuns", columns, rows, (row) => {
-    const toggle = () => { if (!opened.delete(row.run)) opened.add(row.run); renderRuns(runs); };
+    const toggle = () => {
+      if (!opened.delete(row.run)) opened.add(row.run);
+      keepFocus(() => renderRuns(runs));
+    };
     const expanded = opened.has(row.run), listeners = { onclick: toggle };
     listeners.onkeydown = (event) => { if (event.key === "Enter") toggle(); };
-    const line = h("tr", { class: "run", tabindex: 0, "aria-expanded": expanded, ...listeners },
+    const line = h("tr", { class: "run", tabindex: 0, "data-focus": row.name, "aria-expanded": expanded, ...listeners },
       h("td", {}, label(row.group)), h("td", {}, row.env), number(String(row.seed)), number(format(row.score)),
       number(short(row.last)), number(duration(row.time)),
       ...extra.map((name) => number(String(row.run.args[name] ?? ""))),
