@@ -459,7 +459,7 @@ def test_picture_names_every_curve_and_cuts_nothing_off(elsewhere):
     figure = plot.draw(plt, compare.Comparison(found, RETURN, 10))
     figure.canvas.draw()
     (legend,) = [legend for part in figure.subfigs for legend in part.legends]
-    assert [text.get_text() for text in legend.get_texts()] == sorted(run.group for run in found)
+    assert [text.get_text() for text in legend.get_texts()] == [run.group for run in found]
     whole = figure.bbox
     for text in legend.get_texts():
         box = text.get_window_extent()
@@ -578,6 +578,9 @@ def test_runs_of_one_seed_in_result_files_are_told_apart_by_their_commands(elsew
     main(Args([Path("ppo.csv")]))
     out = capsys.readouterr().out
     assert "| ppo num_envs=default no_cuda=default |" in out and "| ppo num_envs=8 no_cuda=True |" in out
+    main(Args([Path("ppo.csv")], group_by=["num_envs"]))
+    out = capsys.readouterr().out
+    assert "| ppo num_envs=default |" in out and "| ppo num_envs=8 |" in out
 
 
 def test_unequal_budgets_get_no_verdict(elsewhere, capsys):
@@ -678,7 +681,7 @@ def test_bad_input_is_one_line_and_writes_nothing(elsewhere, settings, line):
     make_run(elsewhere / "runs", [1] * 20)
     make_run(elsewhere / "runs", [1] * 20, "dqn", "Acrobot-v1")
     with pytest.raises(ValueError) as error:
-        main(Args(**settings))
+        main(Args(append=Path("results.csv"), **settings))
     assert str(error.value) == line
     assert [path.name for path in elsewhere.iterdir()] == ["runs"]
 

@@ -13,7 +13,7 @@ Usage:
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -127,21 +127,20 @@ def main(args: Args) -> None:
     if image.suffix not in (".png", ".pdf", ".svg"):
         image = image.with_name(image.name + ".png")
     queries = make_queries(args)
-    metric = queries[0].metric if queries else args.metric
-    args.metric = metric
-    exp_names = [] if args.filters else args.exp_name  # their runs are called as the filters say
-    runs = grouping.select(read(args, queries), exp_names, args.env_ids, metric, warn)
+    if args.filters:  # they have a metric of their own, and their runs are called as they say
+        args = replace(args, metric=queries[0].metric, exp_name=[])
+    found = grouping.select(read(args, queries), args.exp_name, args.env_ids, args.metric, warn)
     if args.finished_only:
-        runs = grouping.keep_finished(runs, warn)
-    if args.append:
-        append(args.append, runs)
-    runs = grouping.group(runs, args.tags, args.group_by, warn)
+        found = grouping.keep_finished(found, warn)
+    runs = grouping.group(found, args.tags, args.group_by, warn)
     known, scale = scales(sorted({run.env_id for run in runs}), args.normalize)
-    if scale.bounds and not metric.endswith("episodic_return"):
-        raise ValueError(f"--normalize {args.normalize} is about returns, not about {metric}")
-    comparison = Comparison(runs, metric, args.metric_last_n_average_window, scale, known)
+    if scale.bounds and not args.metric.endswith("episodic_return"):
+        raise ValueError(f"--normalize {args.normalize} is about returns, not about {args.metric}")
+    comparison = Comparison(runs, args.metric, args.metric_last_n_average_window, scale, known)
     title = make_title(args, runs)
     markdown = comparison.markdown(title)
+    if args.append:
+        append(args.append, found)
     image.parent.mkdir(parents=True, exist_ok=True)
     written = [image.with_suffix(".md"), image.with_suffix(".html")]
     written[0].write_text(markdown)

@@ -33,6 +33,13 @@ def unequal_budgets(runs: list[Run]) -> str:
     return f"{budgets[0]:,} and {budgets[-1]:,} steps" if budgets[-1] > EQUAL * budgets[0] else ""
 
 
+def curve_of(run: Run, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values, where there are any."""
+    steps, _, thinned = run.thin(POINTS)
+    there = np.isfinite(thinned[metric])
+    return steps[there], thinned[metric][there]
+
+
 @dataclass
 class Pair:
     """Two groups, in one environment or in all that they share."""
@@ -102,8 +109,7 @@ class Comparison:
         curves = {}  # group, environment: (steps, values) of each run
         for name in self.groups:
             for env_id in self.common:
-                thinned = [(steps, curves[self.metric]) for steps, _, curves in map(thin, self.cell(name, env_id))]
-                curves[name, env_id] = [(steps[np.isfinite(y)], y[np.isfinite(y)]) for steps, y in thinned]
+                curves[name, env_id] = [curve_of(run, self.metric) for run in self.cell(name, env_id)]
         ends = {}
         for env_id in self.common:
             ends[env_id] = min(steps[-1] for name in self.groups for steps, _ in curves[name, env_id])
@@ -246,7 +252,3 @@ class Comparison:
         if notes := self.notes():
             lines += ["Notes:", *(f"- {note}" for note in notes), ""]
         return "\n".join(lines)
-
-
-def thin(run: Run) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    return run.thin(POINTS)

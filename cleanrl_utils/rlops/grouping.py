@@ -121,7 +121,7 @@ def natural(name: str) -> list:
 
 def group(runs: list[Run], tags: list[str], by: list[str], warn: Warn) -> list[Run]:
     """Name the group of each run: its algorithm, with tag, arguments and source where they tell groups apart."""
-    unknown = [name for name in by if name not in FACTS and not any(name in run.args for run in runs)]
+    unknown = [name for name in by if not any(name in (*FACTS, *run.args, *run.settings) for run in runs)]
     if unknown:
         raise ValueError(f"--group-by {' '.join(unknown)}: no run has such an argument")
     folders, files = ({run.algorithm for run in runs if (run.episodes is None) == x} for x in (True, False))
@@ -130,8 +130,8 @@ def group(runs: list[Run], tags: list[str], by: list[str], warn: Warn) -> list[R
         run.group = f"{run.algorithm} (results)" if both and run.episodes is not None else run.algorithm
     runs = match_tags(runs, tags) if tags else runs
     for run in runs:
-        for name in by:
-            run.group += f" {name}={getattr(run, name) if name in FACTS else run.args.get(name, 'unknown')}"
+        known = {fact: getattr(run, fact) for fact in FACTS} | run.settings | run.args
+        run.group += "".join(f" {name}={known.get(name, 'default')}" for name in by)
     runs = drop_repeats(runs, warn)
     split_repeats(runs, warn)
     warn_of_mixtures(runs, warn)

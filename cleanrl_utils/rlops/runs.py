@@ -379,16 +379,15 @@ def read_paths(
             files += sorted(filter(is_result_file, path.glob("*.csv")))
         else:
             raise ValueError(f"{path}: no such file or folder")
-    if any(
-        map(is_result_file, files)
-    ):  # of benchmark/results/*.csv, not all are; but one that is named alone should be
-        for file in files:
-            if not is_result_file(file):
-                warn(f"{file}: not a result file; left out")
-        files = list(filter(is_result_file, files))
+    results = list(filter(is_result_file, files))
+    for file in files:  # benchmark/results/*.csv are not all of that kind; what is named alone has to be
+        if results and file not in results:
+            warn(f"{file}: not a result file; left out")
     for reason, count in aside.items():
         warn(f"{plural(count, 'run')} {reason}: left out; name a folder or its --exp-name to see it")
     progress = tqdm(dict.fromkeys(folders), "reading runs", leave=False, delay=1, disable=None)
     runs = [run for folder in progress if (run := read_folder(folder, warn, wanted))]
     names = {run.name for run in runs}
-    return runs + [run for file in dict.fromkeys(files) for run in read_results(file) if run.name not in names]
+    return runs + [
+        run for file in dict.fromkeys(results or files) for run in read_results(file) if run.name not in names
+    ]
