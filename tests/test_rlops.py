@@ -427,12 +427,17 @@ def test_published_scale_needs_the_repository(monkeypatch, tmp_path):
     assert [scale.name for scale in normalize.scales(["CartPole-v1"], "runs")[0]] == ["runs"]
 
 
-def test_reference_scores_are_of_57_games_and_of_random_policies():
+def test_reference_scores_are_of_57_games_and_of_random_policies(capsys):
     human, random = normalize.reference("human"), normalize.reference("random")
     assert len(human) == 57 and human.keys() < random.keys()
     assert all(random[game] < human[game] for game in human)
     assert random.keys() - human.keys() <= normalize.best_published().keys()  # others would be of no use
-    assert normalize.random_score("CartPole-v1", 100) == pytest.approx(random["CartPole-v1"], abs=0.01)
+    normalize.measure(["CartPole-v1"])
+    assert capsys.readouterr().out == f"CartPole-v1,{random['CartPole-v1']},,measured over 100 episodes\n"
+    with pytest.raises(
+        SystemExit, match="CartPole-v9: Environment version `v9` for environment `CartPole` doesn't exist"
+    ):
+        normalize.measure(["CartPole-v9"])
 
 
 def test_efficiency_is_the_iqm_of_the_normalized_curves(elsewhere):

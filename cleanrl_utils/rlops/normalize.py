@@ -4,7 +4,7 @@
 Wang et al. 2016, https://arxiv.org/abs/1511.06581, after Mnih et al. 2015), and what a random policy scores in other
 environments, measured with
 
-    python -m cleanrl_utils.rlops.normalize 100 CartPole-v1 Acrobot-v1        # 100 episodes each
+    python -m cleanrl_utils.rlops.normalize CartPole-v1 Acrobot-v1
 """
 
 import csv
@@ -14,6 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "benchmark" / "results" / "published.csv"
 Bounds = dict[str, tuple[float, float]]
@@ -136,7 +139,22 @@ def random_score(env_id: str, episodes: int) -> float:
     return total / episodes
 
 
+def measure(env_ids: Annotated[list[str], tyro.conf.Positional], episodes: int = 100) -> None:
+    """Print rows for reference_scores.csv: what a random policy scores.
+
+    Args:
+        env_ids: the environments
+        episodes: in each of them
+    """
+    import gymnasium as gym
+
+    for env_id in env_ids:
+        try:
+            score = random_score(env_id, episodes)
+        except (gym.error.Error, ImportError) as error:
+            sys.exit(f"{env_id}: {' '.join(str(error).split())}")
+        print(f"{env_id},{score:.6g},,measured over {episodes} episodes", flush=True)
+
+
 if __name__ == "__main__":
-    for env_id in sys.argv[2:]:
-        score = random_score(env_id, int(sys.argv[1]))
-        print(f"{env_id},{score:.6g},,measured over {sys.argv[1]} episodes", flush=True)
+    tyro.cli(measure, prog="python -m cleanrl_utils.rlops.normalize")
