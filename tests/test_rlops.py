@@ -479,6 +479,16 @@ def test_an_axis_has_one_unit(longest, expected):
     assert plot.unit_of(longest) == expected
 
 
+def test_terminal_shows_the_beginning_of_a_long_table_and_the_file_all_of_it(elsewhere, capsys):
+    for index in range(9):  # 36 pairs
+        make_run(elsewhere / "runs", [index] * 20, f"a{index}")
+    main(Args())
+    out = capsys.readouterr().out
+    assert "| CartPole-v1 | a4 | a8 |" in out and "| a5 | a6 |" not in out
+    assert "\n... 6 more rows are in compare.md\n\nNotes:\n- one seed says" in out
+    assert "| CartPole-v1 | a7 | a8 |" in Path("compare.md").read_text()
+
+
 def test_events_of_runs_that_are_not_asked_for_are_not_read(elsewhere, capsys, monkeypatch):
     make_run(elsewhere / "runs", [1] * 20)
     make_run(elsewhere / "runs", [1] * 20, "dqn")

@@ -26,6 +26,7 @@ from cleanrl_utils.rlops.runs import RETURN, Run, append_results, plural, read_p
 from cleanrl_utils.rlops.wandb_runs import Query, merge_repeated, parse_filters, read_wandb
 
 RUNS, RESULTS = Path("runs"), Path("benchmark/results")
+MOST_LINES = 32  # of the table of pairs, on the terminal
 
 
 @dataclass
@@ -119,6 +120,17 @@ def make_title(args: Args, runs: list[Run]) -> str:
     return title + (f" at {', '.join(args.tags)}" if args.tags else "")
 
 
+def shortened(markdown: str, whole: Path) -> str:
+    """For the terminal: of a long table of pairs, the beginning."""
+    before, head, rest = markdown.partition("| environment | x | y |")
+    table, blank, after = rest.partition("\n\n")
+    lines = table.split("\n")
+    if len(lines) <= MOST_LINES:
+        return markdown
+    more = f"... {len(lines) - MOST_LINES} more rows are in {whole}"
+    return before + head + "\n".join([*lines[:MOST_LINES], more]) + blank + after
+
+
 def main(args: Args) -> None:
     """Compare runs."""
     if args.metric_last_n_average_window < 1:
@@ -150,7 +162,7 @@ def main(args: Args) -> None:
         written.insert(0, image)
     except ImportError:
         warn('no picture without matplotlib: pip install "cleanrl[rlops]"')
-    print(markdown, "written: " + " ".join(map(str, written)), sep="\n")
+    print(shortened(markdown, image.with_suffix(".md")), "written: " + " ".join(map(str, written)), sep="\n")
     if args.report and queries:
         from cleanrl_utils.rlops.wandb_report import publish
 
