@@ -26,8 +26,8 @@ def test_links_lead_to_files_and_lines_that_exist(page):
             assert text.strip("`") in code, f"{page.name}: {target}#L{line} does not hold {text}"
 
 
-# Flags of programs that are not ours (torchrun, pip, TensorBoard), and of none: the tuner's page speaks of a `--flag`.
-FOREIGN = {"standalone", "nnodes", "nproc-per-node", "upgrade", "logdir", "flag"}
+# Flags of other programs (torchrun, pip, uv, Docker, TensorBoard), and of none: the tuner's page speaks of a `--flag`.
+FOREIGN = {"standalone", "nnodes", "nproc-per-node", "upgrade", "logdir", "flag", "extra", "rm", "build-arg"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
