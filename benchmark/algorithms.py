@@ -19,7 +19,7 @@ from cleanrl_utils.rlops.runs import RETURN, Run, read_results
 
 README = ROOT / "README.md"
 MARKED = re.compile(r"(<!-- algorithms -->\n).*?(<!-- end of algorithms -->)", re.DOTALL)
-HEAD = ["| file | what it is | docs | status | score | published CleanRL |", "|---|---|---|---|---|---|"]
+HEAD = ["| file | what it is | docs | status | score, and that of the published CleanRL |", "|---|---|---|---|---|"]
 ALGORITHMS = {
     "ppo": "PPO for discrete actions",
     "ppo_continuous_action": "PPO for continuous actions",
@@ -85,33 +85,38 @@ def describe_score(algorithm: str, env_id: str, runs: list[Run]) -> str:
     """The mean over seeds and their deviation; and what differs from three seeds of full length."""
     scores = [run.score(RETURN, 100) for run in runs]
     digits = 2 if np.abs(scores).max() < 2 else 1
-    text = f"{env_id} {np.mean(scores):.{digits}f}"
+    text = f"{env_id} **{np.mean(scores):.{digits}f}**"
     if len(runs) > 1:
         text += f" ± {np.std(scores):.{digits}f}"
-    notes = [] if len(runs) == 3 else [f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"]
+    if len(runs) != 3:
+        text += f", {len(runs)} seed{'s' if len(runs) > 1 else ''}"
     if not is_full_length(algorithm, runs):
-        notes.append(f"after {rounded(min(run.steps for run in runs))}")
-    return text + (f" ({', '.join(notes)})" if notes else "")
+        text += f", after {rounded(min(run.steps for run in runs))}"
+    return text
 
 
 def describe_published(algorithm: str, env_id: str, runs: list[Run]) -> str:
-    score = read_published().get((algorithm, env_id), "none")
+    score = read_published().get((algorithm, env_id))
+    if score is None:
+        return "(not published)"
     with open(RESULTS / "published.csv", newline="") as file:
         steps = {(row["algorithm"], row["env_id"]): int(row["steps"] or 0) for row in csv.DictReader(file)}
-    published_steps = steps.get((algorithm, env_id), 0)
+    published_steps = steps[algorithm, env_id]
     if min(run.steps for run in runs) < 0.98 * published_steps:
-        score += f" (after {rounded(published_steps)})"
-    return score
+        score += f" after {rounded(published_steps)}"
+    return f"({score})"
 
 
 def make_row(algorithm: str, what: str) -> str:
     groups = runs_by_environment(algorithm)
     full = [len(runs) >= 3 and is_full_length(algorithm, runs) for runs in groups.values()]
     status = "tested" if not groups else "benchmarked" if any(full) else "first results"
-    scores = "<br>".join(describe_score(algorithm, env_id, runs) for env_id, runs in groups.items())
-    published = "<br>".join(describe_published(algorithm, env_id, runs) for env_id, runs in groups.items())
+    scores = []
+    for env_id, runs in groups.items():
+        line = f"{describe_score(algorithm, env_id, runs)} {describe_published(algorithm, env_id, runs)}"
+        scores.append(line.replace(" ± ", "&nbsp;±&nbsp;"))
     file, page = f"[`{algorithm}.py`](cleanrl/{algorithm}.py)", f"[docs](docs/rl-algorithms/{algorithm}.md)"
-    return f"| {file} | {what} | {page} | {status} | {scores} | {published} |"
+    return f"| {file} | {what} | {page} | {status} | {'<br>'.join(scores)} |"
 
 
 def make_table() -> list[str]:

@@ -25,6 +25,7 @@ PANELS = {
     "Taxi-v4": "ppo ppo_action_mask",
     "MiniGrid-MemoryS7-v0": "ppo_lstm_memory ppo_trxl",
 }
+CROWDED = {"Walker2d-v4", "Hopper-v4"}  # room for the legend is made above the curves
 OTHER_FILES = {("ppo", "Taxi-v4"): "ppo_action_mask", ("ppo_lstm_memory", "MiniGrid-MemoryS7-v0"): "ppo_trxl"}
 NAMES = {"ppo_lstm_memory": "PPO, LSTM", "ppo_trxl": "PPO, Transformer-XL", "ppo_action_mask": "PPO, action mask"}
 COLOURS = {"ppo": "#4477aa", "rpo": "#66ccee", "ddpg": "#ccbb44", "td3": "#ee6677", "sac": "#aa3377"}
@@ -72,7 +73,9 @@ def draw() -> None:
         for algorithm in algorithms.split():
             draw_curve(axis, algorithm, env_id)
         axis.set_title(env_id, fontsize=10)
-        axis.legend(fontsize=7.5, framealpha=0.8, edgecolor="none")
+        if env_id in CROWDED:
+            axis.set_ylim(top=1.35 * axis.get_ylim()[1])
+        axis.legend(fontsize=7.5, framealpha=0.8, edgecolor="none", ncols=2 if env_id in CROWDED else 1)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)

@@ -29,9 +29,9 @@ def test_table_of_algorithms_has_every_file(benchmark):
 def test_score_says_how_it_differs_from_three_seeds_of_full_length(benchmark):
     algorithms = benchmark("algorithms")
     runs = algorithms.runs_by_environment("ppo")["CartPole-v1"]
-    assert algorithms.describe_score("ppo", "CartPole-v1", runs) == "CartPole-v1 500.0 ± 0.0"
-    assert algorithms.describe_score("ppo", "CartPole-v1", runs[:1]) == "CartPole-v1 500.0 (1 seed)"
-    assert algorithms.describe_score("ppo_atari", "X", runs[:2]) == "X 500.0 ± 0.0 (2 seeds, after 500k)"
+    assert algorithms.describe_score("ppo", "CartPole-v1", runs) == "CartPole-v1 **500.0** ± 0.0"
+    assert algorithms.describe_score("ppo", "CartPole-v1", runs[:1]) == "CartPole-v1 **500.0**, 1 seed"
+    assert algorithms.describe_score("ppo_atari", "X", runs[:2]) == "X **500.0** ± 0.0, 2 seeds, after 500k"
 
 
 def test_picture_is_drawn_from_the_results(benchmark):
