@@ -27,7 +27,7 @@ def test_links_lead_to_files_and_lines_that_exist(page):
 
 
 # Flags of other programs (torchrun, pip, uv, Docker, TensorBoard), and of none: the tuner's page speaks of a `--flag`.
-FOREIGN = {"standalone", "nnodes", "nproc-per-node", "upgrade", "logdir", "flag", "extra", "rm", "build-arg"}
+FOREIGN = {"standalone", "nnodes", "nproc-per-node", "upgrade", "logdir", "flag", "extra", "rm", "gpus", "build-arg"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
