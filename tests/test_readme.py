@@ -49,3 +49,20 @@ def test_readme_is_no_wall_of_links():
     """Outside of its tables a paragraph has a handful of links at most."""
     paragraphs = [text for text in README.split("\n\n") if not text.startswith("|")]
     assert max(text.count("](") for text in paragraphs) <= 10
+
+
+@pytest.mark.slow
+def test_trained_robot_is_filmed(runner, monkeypatch):
+    pytest.importorskip("mujoco")
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    script = ROOT / "cleanrl" / "ppo_continuous_action.py"
+    flags = ["--no-cuda", "--env-id", "Walker2d-v4", "--save-model", "--num-steps", "512", "--num-minibatches", "4"]
+    run_dir = runner.train(*flags, "--total-timesteps", "512", script=script)
+    film = [ROOT / "benchmark" / "film.py", run_dir, "robot.webp", "--width", "64"]
+    process = runner.start(*film, "--start", "0", "--seconds", "0.12")  # the fork of another test has no EGL
+    stdout, stderr = process.communicate(timeout=200)
+    assert "robot.webp: 3 pictures" in stdout, stderr
+    assert (runner.folder / "robot.webp").read_bytes().count(b"ANMF") == 3
+    process = runner.start(*film, "--start", "100")
+    _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 1 and "before the film began" in stderr.splitlines()[-1]
