@@ -75,7 +75,7 @@ def draw() -> None:
         axis.set_title(env_id, fontsize=10)
         if env_id in CROWDED:
             axis.set_ylim(top=1.35 * axis.get_ylim()[1])
-        axis.legend(fontsize=7.5, framealpha=0.8, edgecolor="none", ncols=2 if env_id in CROWDED else 1)
+        axis.legend(fontsize=7.5, frameon=False, ncols=2 if env_id in CROWDED else 1)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
