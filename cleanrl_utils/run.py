@@ -21,6 +21,7 @@ from cleanrl_utils.checkpoint import checkpoint_due, save_checkpoint, save_check
 from cleanrl_utils.checks import check, option
 from cleanrl_utils.commands import tool
 from cleanrl_utils.env_errors import explain_env_error  # noqa: F401
+from cleanrl_utils.env_ids import understand_env_id
 from cleanrl_utils.evaluate import SEED_OFFSET, describe_age, evaluate, model_args
 from cleanrl_utils.lock import lock, unlock
 from cleanrl_utils.memory import place_buffer  # noqa: F401
@@ -49,6 +50,7 @@ def prepare(args: Any, script: str) -> tuple[Any, dict | None]:
     prepared_args = args
     if not args.resume:
         check(args)
+        args = understand_env_id(args)
         check_upload(args)
         return args, None
     run_dir = args.resume
@@ -60,6 +62,7 @@ def prepare(args: Any, script: str) -> tuple[Any, dict | None]:
     saved = saved_args(type(args), checkpoint["args"], run_dir)
     args = tyro.cli(type(args), default=saved)
     check(args)
+    args = understand_env_id(args)
     check_upload(args)
     for flag in FIXED_ON_RESUME:
         value = getattr(saved, flag, None)

@@ -155,9 +155,11 @@ def test_commands_of_the_readme_run_as_written(runner):
         elif words[1] == "-m":
             runner.run(*words[1:])
         else:
-            scripts = ("cleanrl/ppo.py", "cleanrl/ppo_atari_envpool.py")
+            scripts = ("cleanrl/ppo.py", "cleanrl/dqn.py", "cleanrl/ppo_atari_envpool.py")
             assert words[0] == "python" and words[1] in scripts, f"nobody has tried: {line}"
             short = [] if "--help" in words else SHORT
+            if words[1] == "cleanrl/dqn.py":
+                short = ["--no-cuda", "--learning-starts", "100", "--total-timesteps", "500"]
             short = (
                 ["--total-timesteps", "2560"] if "--total-timesteps" in words else [] if "--resume" in words else short
             )
