@@ -4,9 +4,9 @@
 #   docker build -t cleanrl --build-arg EXTRAS=atari .
 FROM python:3.11-slim-bookworm
 
-# git: --auto-tag; g++: --compile; the libraries: envpool, MuJoCo without a screen
+# git: --auto-tag; g++: --compile; make: .devcontainer; the libraries: envpool, MuJoCo without a screen
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends git g++ libegl1 libopengl0 libgl1 \
+    && apt-get install -y --no-install-recommends git g++ make libegl1 libopengl0 libgl1 \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /cleanrl

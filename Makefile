@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 # What the tests need beyond the core: extras of pyproject.toml, and Debian packages for those extras
-# (envpool: libegl1 libopengl0, its Procgen: libqt5gui5), a browser for the pages of rlops, a database for the tuner, a
-# scheduler for the benchmark. Tests of what is missing are skipped.
-TEST_EXTRAS ?= test,mujoco,dm_control,atari,envpool,procgen,memory,pettingzoo,jax,ray,cloud
+# (envpool: libegl1 libopengl0, its Procgen: libqt5gui5), a browser for the site and the pages of rlops, a database for
+# the tuner, a scheduler for the benchmark. Tests of what is missing are skipped.
+TEST_EXTRAS ?= test,mujoco,dm_control,atari,envpool,procgen,memory,pettingzoo,jax,ray,cloud,docs
 TEST_PACKAGES ?= libegl1 libopengl0 libqt5gui5 chromium chromium-driver postgresql slurmctld slurmd slurm-client munge
 # torch.compile (`--compile`) needs a C++ compiler and Python's headers, which Debian packs apart.
 HEADERS = import os, sys, sysconfig; found = os.path.exists(sysconfig.get_path("include") + "/Python.h"); \
@@ -13,11 +13,13 @@ SYSTEM_PACKAGES ?= g++ $(shell "$(PYTHON)" -c '$(HEADERS)' 2>/dev/null) $(TEST_P
 PYTEST_FLAGS ?= -n 2
 
 BIN = $(VENV)/bin
+# Each build would say that the theme is maintained until May 2027, and what comes after it.
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help install train test lint format system clean distclean
+.PHONY: help install train test lint format docs docs-serve system clean distclean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' Makefile | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
 	@echo
 	@echo "Variables: PYTHON=$(PYTHON) (which Python makes the environment), VENV=$(VENV) (where the environment is)"
 
@@ -37,6 +39,12 @@ format: $(VENV)/.installed-test ## rewrite the files in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.installed-docs ## build the site into site/: open site/index.html
+	$(MKDOCS) build --strict
+
+docs-serve: $(VENV)/.installed-docs ## show the site at http://127.0.0.1:8000 while you write
+	$(MKDOCS) serve
+
 install: $(VENV)/.installed ## only make the environment and install
 
 # A stamp older than pyproject.toml: the dependencies may have changed. An environment made by uv has no pip.
@@ -50,6 +58,11 @@ $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip
 	$(BIN)/python -m pip install --disable-pip-version-check -q 'pip>=23.3' # older ones do not know the extra dm_control
 	$(BIN)/python -m pip install --disable-pip-version-check -e ".[$(TEST_EXTRAS)]"
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	@$(BIN)/python -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip
+	$(BIN)/python -m pip install --disable-pip-version-check -e ".[docs]"
 	@touch $(VENV)/.installed $@
 
 # Debian and Ubuntu ship Python without ensurepip, which `venv` needs.
@@ -76,7 +89,7 @@ system: ## install the system libraries the tests need (root on Debian or Ubuntu
 	echo "Missing system packages; please run: sudo apt-get install$$missing" >&2
 
 clean: ## remove caches and build products; runs/ and the environment stay
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.*' -prune -exec rm -rf {} +
 
 distclean: clean ## remove the environment as well

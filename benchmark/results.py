@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from cleanrl_utils.rlops.runs import RETURN, Run, append_results, read_folder, read_results
+from cleanrl_utils.rlops.runs import RETURN, Run, append_results, plural, read_folder, read_results
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmark" / "results"
@@ -46,7 +46,8 @@ def collect(result_file: Path, run_dirs: list[Path], versions: str = "", hardwar
     runs = [run for run_dir in run_dirs if (run := read_folder(run_dir, lambda line: print(line, file=sys.stderr)))]
     runs = [replace(run, versions=run.versions or versions, hardware=run.hardware or hardware) for run in runs]
     added, replaced = append_results(result_file, runs)
-    print(f"{result_file}: {added} runs added, {replaced} replaced, {len(run_dirs) - added - replaced} there already")
+    there = len(run_dirs) - added - replaced
+    print(f"{result_file}: {plural(added, 'run')} added, {replaced} replaced, {there} there already")
 
 
 def span(numbers: list[int]) -> str:

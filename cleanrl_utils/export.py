@@ -1,4 +1,4 @@
-"""Export the trained policy of a run as ONNX, to be used without PyTorch.
+"""Export the trained policy of a run as ONNX, to be used without PyTorch or JAX.
 
 Usage:
     python -m cleanrl_utils.export RUN_DIR [--output policy.onnx] [--allow-stale]
@@ -9,21 +9,17 @@ compared with the original on observations of the environment and on random ones
 only exported with --allow-stale.
 """
 
+import importlib
 import importlib.metadata
-import inspect
 import json
-import logging
 import sys
-import textwrap
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
-import torch
 import tyro
 from safetensors import SafetensorError
 
@@ -37,72 +33,6 @@ BATCH = 13  # for tracing: a size that no other axis of a state has
 
 class ExportError(Exception):
     """What is wrong and what to do, in one line."""
-
-
-class Policy(torch.nn.Module):
-    """The call of `get_action` inside a policy of `load_policy`, as a module from tensors to tensors.
-
-    `load_policy` returns a function from NumPy to NumPy, which cannot be traced. But it is a closure over a network,
-    and all it does is to call the network's `get_action`: this watches one such call to learn the other arguments.
-    """
-
-    def __init__(self, policy: Callable, obs: np.ndarray) -> None:
-        super().__init__()
-        cells = [cell.cell_contents for cell in getattr(policy, "__closure__", None) or ()]
-        networks = [x for x in cells if isinstance(x, torch.nn.Module) and hasattr(x, "get_action")]
-        if len(networks) != 1:
-            raise ExportError(
-                "its load_policy is no function around one PyTorch network with get_action: not exportable"
-            )
-        (self.network,) = networks
-        original, calls = self.network.get_action, []
-
-        def watched(*args: Any) -> Any:
-            calls.append(args)
-            return original(*args)
-
-        self.network.get_action = watched
-        try:
-            policy(obs)
-        finally:
-            del self.network.get_action
-        (_, *rest), *_ = calls
-        self.states = [x for x in rest if isinstance(x, torch.Tensor)]
-        self.flags = [x for x in rest if not isinstance(x, torch.Tensor)]
-        # without its decorator: ONNX knows no inference mode
-        self.get_action = inspect.unwrap(type(self.network).get_action)
-
-    def forward(self, obs: torch.Tensor, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with watching_argmax() as scores:
-            outcome = self.get_action(self.network, obs.float(), *states, *self.flags)
-        action, *next_states = outcome if isinstance(outcome, tuple) else (outcome,)
-        return action, *scores[:1], *next_states  # while it is traced, one call is seen several times
-
-
-@contextmanager
-def replaced(owner: Any, **functions: Callable) -> Iterator[None]:
-    """Other functions under these names for a while."""
-    originals = {name: getattr(owner, name) for name in functions}
-    for name, function in functions.items():
-        setattr(owner, name, function)
-    try:
-        yield
-    finally:
-        for name, function in originals.items():
-            setattr(owner, name, function)
-
-
-@contextmanager
-def watching_argmax() -> Iterator[list[torch.Tensor]]:
-    """The scores (logits, action values) from which a discrete action is chosen: they tell more than the action."""
-    scores, argmax = [], torch.Tensor.argmax
-
-    def watched(x: torch.Tensor, *args: Any) -> torch.Tensor:
-        scores.append(x)
-        return argmax(x, *args)
-
-    with replaced(torch.Tensor, argmax=watched):
-        yield scores
 
 
 def sample_observations(envs: Any, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -127,30 +57,6 @@ def input_type(obs: np.ndarray) -> np.dtype:
     return np.dtype(np.float32) if obs.dtype.kind == "f" else obs.dtype
 
 
-def trace(policy: Policy, obs: np.ndarray) -> Any:
-    """The policy as an ONNX model, for batches of any size."""
-    obs = torch.as_tensor(obs.astype(input_type(obs)))
-    names = ["state", *(f"state{i}" for i in range(2, len(policy.states) + 1))][: len(policy.states)]
-    scores = ["scores"] * (len(policy(obs, *policy.states)) - 1 - len(names))
-    batch = torch.export.Dim("batch")
-    axes = [{dim: batch for dim, size in enumerate(x.shape) if size == BATCH} for x in policy.states]
-    # What a deterministic policy multiplies by zero need not be drawn: the comparison would show if it mattered
-    constants = replaced(torch, randn_like=torch.zeros_like), replaced(torch.Tensor, exponential_=lambda x: x.fill_(1))
-    with constants[0], constants[1], torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, about itself
-        program = torch.onnx.export(
-            policy,
-            (obs, *policy.states),
-            input_names=["obs", *names],
-            output_names=["action", *scores, *(f"next_{name}" for name in names)],
-            dynamic_shapes=({0: batch}, tuple(axes)) if axes else ({0: batch},),
-            dynamo=True,
-            optimize=True,
-            verbose=False,
-        )
-    return program.model_proto
-
-
 def difference(x: np.ndarray, y: np.ndarray) -> float:
     """The largest one between two arrays, relative to the largest number of a row where that is above 1."""
     if x.shape != y.shape or x.dtype != y.dtype:
@@ -159,8 +65,8 @@ def difference(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.max(np.abs(x - y) / np.maximum(1, np.abs(x).max(1, keepdims=True))))
 
 
-def largest_differences(session: Any, original: Callable, policy: Policy, obs: np.ndarray) -> list[float]:
-    """Of actions and of scores, between ONNX and what `load_policy` returned, step after step.
+def largest_differences(session: Any, act: Callable, memories: list[np.ndarray], obs: np.ndarray) -> list[float]:
+    """Of actions and, where the original tells them, of scores, between ONNX and the original, step after step.
 
     A memory must go on as the original's does.
     """
@@ -170,17 +76,16 @@ def largest_differences(session: Any, original: Callable, policy: Policy, obs: n
     def run(batch: np.ndarray, states: list[np.ndarray]) -> list[np.ndarray]:
         return session.run(None, dict(zip(names, [batch, *states], strict=True)))
 
-    states, originals, outcomes = [np.zeros_like(x) for x in policy.states], [], []
+    states, originals, outcomes = [np.zeros_like(x) for x in memories], [], []
     for start in range(0, len(obs), BATCH):
-        with watching_argmax() as scores:
-            expected = [original(given[start : start + BATCH]), *(x.numpy() for x in scores[:1])]
+        expected = act(given[start : start + BATCH])
         outcome = run(obs[start : start + BATCH], states)
-        states = outcome[len(expected) :]
+        states = outcome[len(outcome) - len(memories) :]
         originals.append(expected)
         outcomes.append(outcome[: len(expected)])
     # and all at once, which is another size of batch; with a memory, only the first step has the same past
-    shapes = [[len(obs) if size == BATCH else size for size in x.shape] for x in policy.states]
-    states = [np.zeros(shape, x.numpy().dtype) for shape, x in zip(shapes, policy.states)]
+    shapes = [[len(obs) if size == BATCH else size for size in x.shape] for x in memories]
+    states = [np.zeros(shape, x.dtype) for shape, x in zip(shapes, memories)]
     rows = BATCH if states else len(obs)
     at_once = run(obs, states)
     worst = []
@@ -202,9 +107,8 @@ def export(
         import onnxscript  # noqa: F401 (PyTorch's exporter needs it)
     except ImportError as error:
         raise ExportError('exporting needs an extra: pip install "cleanrl[onnx]"') from error
-    for name in ("onnxscript", "torch.onnx"):  # they speak of packages that are not needed here
-        logging.getLogger(name).setLevel(logging.ERROR)
     args, module, model_path = load_run(run_dir)
+    library = importlib.import_module("cleanrl_utils.export_" + ("jax" if hasattr(module, "jax") else "torch"))
     age = describe_age(run_dir, model_path)
     if age and not allow_stale:
         raise ExportError(f"{age}; to export the old one: --allow-stale")
@@ -214,24 +118,20 @@ def export(
         envs = EnvPoolGames(envs)
     obs = sample_observations(envs, 40 * BATCH, np.random.default_rng(seed))
     try:
-        policy = Policy(module.load_policy(model_path, envs, "cpu", True), obs[:BATCH]).eval()
-        model = trace(policy, obs[:BATCH])
+        model, memories = library.trace(module.load_policy(model_path, envs, "cpu", True), obs[:BATCH])
         original = module.load_policy(model_path, envs, "cpu", True)  # anew: without a memory of what was tried on it
-    except torch.onnx.OnnxExporterError as error:
-        reason = textwrap.shorten(str(error.__cause__ or error), 300)
-        raise ExportError(f"PyTorch cannot express it as ONNX: {reason}") from error
     finally:
         envs.close()
     about = {"exp_name": args["exp_name"], "env_id": args["env_id"]}
     about |= {"args": json.dumps(model_args(model_path) or args)}
-    about |= {"cleanrl": importlib.metadata.version("cleanrl"), "torch": torch.__version__}
+    about |= {"cleanrl": importlib.metadata.version("cleanrl"), **library.versions()}
     if model_step(model_path) is not None:
         about["global_step"] = model_step(model_path)
     for name, value in about.items():
         model.metadata_props.add(key=name, value=str(value))
     data = model.SerializeToString()
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    worst, *of_scores = largest_differences(session, original, policy, obs)
+    worst, *of_scores = largest_differences(session, partial(library.act_and_score, original), memories, obs)
     # Actions count; what discrete ones are chosen from may be, as in C51, a small sum of numbers from -100 to 100
     for what, found, limit in (("actions", worst, tolerance), ("scores", max(of_scores, default=0), 10 * tolerance)):
         if not found <= limit:
@@ -270,4 +170,6 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="python -m cleanrl_utils.export")
+    from cleanrl_utils import export as this  # the copy of this module that the libraries' modules know
+
+    tyro.cli(this.main, prog="python -m cleanrl_utils.export")

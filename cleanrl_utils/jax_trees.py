@@ -43,3 +43,15 @@ def is_random_key(x: Any) -> bool:
     import jax
 
     return isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def freeze(args: Any) -> None:
+    """From now on, a change of `args` is an error: the functions that JAX has compiled would not see it."""
+    message = "cannot change once the training has begun: JAX reads `args` when it compiles a function, and never again"
+    advice = "Hand what is to change to the function as an argument, as ppo_jax.py does with its learning rate."
+
+    class Frozen(type(args)):
+        def __setattr__(self, name: str, value: Any) -> None:
+            raise AttributeError(f"args.{name} {message}. {advice}")
+
+    object.__setattr__(args, "__class__", Frozen)

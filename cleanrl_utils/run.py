@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import tyro
 
-from cleanrl_utils import backend, crash, progress, provenance, ranks, stop
+from cleanrl_utils import backend, crash, jax_trees, progress, provenance, ranks, stop
 from cleanrl_utils import checkpoint as checkpoints
 from cleanrl_utils.checkpoint import checkpoint_due, save_checkpoint, save_checkpoints  # noqa: F401 (for the files)
 from cleanrl_utils.checks import check, option
 from cleanrl_utils.commands import tool
 from cleanrl_utils.env_errors import explain_env_error  # noqa: F401
+from cleanrl_utils.env_ids import understand_env_id
 from cleanrl_utils.evaluate import SEED_OFFSET, describe_age, evaluate, model_args
 from cleanrl_utils.files import write_json
 from cleanrl_utils.lock import lock, unlock
@@ -37,6 +38,7 @@ FIXED_ON_RESUME += ("n_iteration",)
 # Flags that do not take part in the training: they may be given for a run that has nothing left to train.
 AFTER_TRAINING = ("save_model", "upload_model", "hf_entity", "capture_video", "cuda", "resume")
 AFTER_TRAINING += ("track", "wandb_project_name", "wandb_entity")
+prepared_args = None  # those that the script reads from
 
 
 def prepare(args: Any, script: str) -> tuple[Any, dict | None]:
@@ -44,10 +46,13 @@ def prepare(args: Any, script: str) -> tuple[Any, dict | None]:
 
     Flags on the command line win over the saved ones.
     """
+    global prepared_args
     crash.hide_ctrl_c()
     crash.forgive_closed_pipes()
+    prepared_args = args
     if not args.resume:
         check(args)
+        args = understand_env_id(args)
         check_upload(args)
         return args, None
     run_dir = args.resume
@@ -59,12 +64,13 @@ def prepare(args: Any, script: str) -> tuple[Any, dict | None]:
     saved = saved_args(type(args), checkpoint["args"], run_dir)
     args = tyro.cli(type(args), default=saved)
     check(args)
+    args = understand_env_id(args)
     check_upload(args)
     for flag in FIXED_ON_RESUME:
         value = getattr(saved, flag, None)
         if getattr(args, flag, None) != value:
             sys.exit(f"--resume {run_dir}: {option(flag)} is {value} there and cannot change; start a new run")
-    args = settle_finished(args, saved, checkpoint["global_step"])
+    args = prepared_args = settle_finished(args, saved, checkpoint["global_step"])
     checkpoint["run_dir"] = run_dir
     checkpoint["changed"] = [name for name, value in vars(args).items() if value != getattr(saved, name)]
     return args, checkpoint
@@ -192,6 +198,8 @@ def start(run_dir: str, args: Any, script: str, global_step: int) -> Any:
     if goes_on:
         rows = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
         writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", global_step)
+    if "\n    import jax\n" in Path(script).read_text():
+        jax_trees.freeze(prepared_args)
     checkpoints.start_clock()
     stop.install()
     return writer

@@ -108,3 +108,23 @@ def test_writer_writes_what_that_of_pytorch_writes(tmp_path, monkeypatch):
     assert ours[:2] == theirs[:2]
     assert ours[2].plugin_name == theirs[2].plugin_name
     assert [step for step, _ in ours[0]] == [100, 200, 400]  # what came after the checkpoint is gone
+
+
+@needs_jax
+@pytest.mark.parametrize(
+    "name, loop, flags",
+    [
+        ("dqn_jax", "    for global_step in range(", ["--total-timesteps", "200", "--learning-starts", "100"]),
+        ("ppo_jax", "    for iteration in range(", ["--total-timesteps", "1024", "--num-seeds", "2"]),
+    ],
+)
+def test_an_edit_that_changes_args_in_the_loop_of_a_script_in_jax_stops_it(runner, name, loop, flags):
+    """Compiled functions would not see the change, and nobody would know."""
+    text = (ROOT / "cleanrl" / f"{name}.py").read_text()
+    start = text.index(loop)
+    end = text.index("\n", start) + 1
+    edited = runner.folder / f"{name}.py"
+    edited.write_text(text[:end] + "        args.gamma = 0.9\n" + text[end:])
+    result = runner.run(edited, "--no-cuda", *flags, check=False)
+    assert result.returncode == 1
+    assert "args.gamma cannot change once the training has begun: JAX reads" in result.stderr

@@ -216,7 +216,7 @@ def test_resumed_run_equals_one_that_never_stopped(monkeypatch, tmp_path, module
 @files
 def test_mistake_gets_one_clear_line(runner, module):
     for flags, words in (
-        (["--env-id", "Breakout-v5"], "BreakoutNoFrameskip-v4"),
+        (["--env-id", "BreakoNoFrameskip-v4"], "no such Atari game"),
         (["--env-id", "CartPole-v1"], "no Atari game"),
         (["--batch-size", "0"], "--batch-size"),
     ):

@@ -1,4 +1,4 @@
-"""The documentation says what is so: links lead somewhere, line links to the line they name, and commands run."""
+"""The documentation says what is so: links lead somewhere, and commands run."""
 
 import re
 import shlex
@@ -14,20 +14,62 @@ from conftest import ROOT, SHORT
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]
 
 
+LINK = r"\[(`[^`]+`|[^\]]*)\]\(([^)#\s]*)(?:#([^)\s]*))?\)"  # text, target, anchor; code may hold brackets
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files_and_lines_that_exist(page):
-    links = re.findall(r"\[([^\]]*)\]\(([^)#\s]*)(#L(\d+))?\)", page.read_text())
-    for text, target, _, line in links:
+def test_links_lead_to_files_and_headings_that_exist(page):
+    """Links to a piece of code in a file are the business of tests/test_site.py."""
+    for _, target, anchor in re.findall(LINK, page.read_text()):
         if target.startswith("http"):
             continue
-        assert (page.parent / target).exists(), f"{page.name}: {target}"
-        if line:
-            code = (page.parent / target).read_text().splitlines()[int(line) - 1]
-            assert text.strip("`") in code, f"{page.name}: {target}#L{line} does not hold {text}"
+        path = page.parent / target if target else page  # without a target: a heading of this page
+        assert path.exists(), f"{page.name}: {target}"
+        if path.suffix == ".md" and anchor:
+            assert anchor in headings(path), f"{page.name}: {target} has no heading #{anchor}"
+        elif path.suffix != ".py":
+            assert not anchor, f"{page.name}: nobody knows what #{anchor} of {target} means"
 
 
-# Flags of programs that are not ours (torchrun, pip, TensorBoard), and of none: the tuner's page speaks of a `--flag`.
-FOREIGN = {"standalone", "nnodes", "nproc-per-node", "upgrade", "logdir", "flag"}
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_of_reference_files_are_links(page):
+    """In `[ppo2/model.py]`, the address is given at the end of the page: each name has one, and each address a name."""
+    text = re.sub(r"`[^`]*`", "", page.read_text())  # without code
+    used = set(re.findall(r"\[([\w ./-]+\.(?:py|h|lua))\](?![(:])", text))
+    assert used == set(re.findall(r"^\[([^\]]+)\]: https://github\.com/", text, re.MULTILINE)), page.name
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and mkdocs make them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("cleanrl/[!_]*.py")), ids=lambda path: path.name)
+def test_metrics_that_a_file_logs_are_explained(path):
+    """On its page, or on one to which its section about metrics leads."""
+    pages = [ROOT / "docs" / "rl-algorithms" / f"{path.stem}.md"]
+    explained = set()
+    for page in pages:  # it grows
+        section = page.read_text().partition("### Metrics\n")[2].partition("\n### ")[0]
+        explained |= {name for metric in re.findall(r"`([a-z]+/[\w/]+)`", section) for name in metric.split("/")}
+        linked = [page.parent / name for name in re.findall(r"\]\((\w+\.md)#metrics\)", section)]
+        pages += [page for page in linked if page not in pages]
+    logged = logged_metrics(path.read_text())
+    assert len(logged) > 4  # episodes, speed and losses
+    assert logged <= explained, f"{path.stem}.md does not explain {logged - explained}"
+
+
+def logged_metrics(source: str) -> set[str]:
+    """The last words of the metrics: of those that are logged one by one, and of the dictionaries of losses."""
+    names = set(re.findall(r'add_scalar\(f?"[\w/]*?(\w+)"', source))
+    names |= set(re.findall(r'\b(?:stats|means)\["(\w+)"\] = ', source)) - {"is_active"}
+    dictionaries = re.findall(r"(?:\bstats = |\breturn \w+, )\{(.*?)\}", source, re.DOTALL)
+    return names | set(re.findall(r'"(\w+)": ', " ".join(dictionaries)))
+
+
+# Flags of other programs (torchrun, pip, uv, Docker, TensorBoard), and of none: the tuner's page speaks of a `--flag`.
+FOREIGN = {"standalone", "nnodes", "nproc-per-node", "upgrade", "logdir", "flag", "extra", "rm", "gpus", "build-arg"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -88,9 +130,11 @@ def test_commands_of_the_readme_run_as_written(runner):
         elif words[1] == "-m":
             runner.run(*words[1:])
         else:
-            scripts = ("cleanrl/ppo.py", "cleanrl/ppo_atari_envpool.py")
+            scripts = ("cleanrl/ppo.py", "cleanrl/dqn.py", "cleanrl/ppo_atari_envpool.py")
             assert words[0] == "python" and words[1] in scripts, f"nobody has tried: {line}"
             short = [] if "--help" in words else SHORT
+            if words[1] == "cleanrl/dqn.py":
+                short = ["--no-cuda", "--learning-starts", "100", "--total-timesteps", "500"]
             short = (
                 ["--total-timesteps", "2560"] if "--total-timesteps" in words else [] if "--resume" in words else short
             )

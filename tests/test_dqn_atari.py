@@ -514,7 +514,6 @@ def test_direction_of_a_drifting_bar_is_learned_from_the_stack_of_frames(runner)
 @pytest.mark.parametrize(
     "flags, words",
     [
-        (["--env-id", "Breakout-v5"], ["an id of EnvPool", "BreakoutNoFrameskip-v4"]),
         (["--env-id", "BreakoNoFrameskip-v4"], ["no such Atari game"]),
         (["--env-id", "ALE/Breako-v5"], ["no such Atari game"]),
         (["--total-timesteps", "80000"], ["--learning-starts 80000"]),

@@ -264,7 +264,7 @@ def test_defaults_are_those_of_the_twin_and_every_flag_is_used():
 @pytest.mark.parametrize(
     "flags, words",
     [
-        (["--env-id", "Breakout-v5"], ["an id of EnvPool", "BreakoutNoFrameskip-v4"]),
+        (["--env-id", "BreakoNoFrameskip-v4"], ["no such Atari game"]),
         (["--env-id", "CartPole-v1"], ["no Atari game"]),
         (["--total-timesteps", "80000"], ["--learning-starts 80000"]),
         (["--batch-size", "0"], ["--batch-size 0: must be at least 1"]),

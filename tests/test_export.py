@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, SHORT, Runner
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
 from cleanrl_utils import export as module  # noqa: E402
+from cleanrl_utils import export_torch  # noqa: E402
 from cleanrl_utils.evaluate import evaluate, load_run  # noqa: E402
 from cleanrl_utils.export import ExportError, export  # noqa: E402
 from cleanrl_utils.provenance import note_step  # noqa: E402
@@ -22,7 +24,9 @@ MODULES = ROOT / "tests" / "modules"
 
 FILES = [path.stem for path in sorted((ROOT / "cleanrl").glob("*.py")) if "def load_policy" in path.read_text()]
 TORCH = [name for name in FILES if "import torch" in (ROOT / "cleanrl" / f"{name}.py").read_text()]
+JAX = [name for name in FILES if name not in TORCH]
 SMALL = {"ppo", "ppo_continuous_action", "c51", "sac_continuous_action"}  # one of each kind; the others are slow
+SMALL |= {"ppo_jax", "c51_jax"}
 
 
 def make_run(folder: Path, name: str, env_id: str | None = None, metadata: dict | None = None) -> Path:
@@ -44,15 +48,29 @@ def make_run(folder: Path, name: str, env_id: str | None = None, metadata: dict 
         env_id = "pong_v3" if "pettingzoo" in name else env_id
         env_id = "starpilot" if "procgen" in name else env_id
         env_id = "MiniGrid-MemoryS7-v0" if "trxl" in name else env_id
+        env_id = "inverted_pendulum/spring" if "mjx" in name else env_id
     algorithm = importlib.import_module(f"cleanrl.{name}")
+    if name == "ppo_trxl":  # small, and its model file says how small
+        small = algorithm.Args(env_id=env_id, trxl_dim=32, trxl_num_layers=2, trxl_memory_length=8)
+        metadata = (metadata or {}) | {"args": json.dumps(vars(small)), "global_step": "0"}
+    if name in JAX:
+        save_arrays(make_arrays(algorithm, env_id), folder / f"{name}.safetensors", metadata)
+    else:
+        further = [small] if name == "ppo_trxl" else []
+        save_file(make_tensors(algorithm, env_id, further), folder / f"{name}.safetensors", metadata)
+    (folder / "args.json").write_text(json.dumps({"exp_name": name, "env_id": env_id, "seed": 1}))
+    shutil.copy(ROOT / "cleanrl" / f"{name}.py", folder)
+    return folder
+
+
+def make_tensors(algorithm, env_id: str, further: list) -> dict:
+    """A model of a script in PyTorch."""
     envs = algorithm.make_envs(env_id, 1, False, "")
-    torch.manual_seed(2 if "pettingzoo" in name else 0)
+    torch.manual_seed(2 if "pettingzoo" in algorithm.__name__ else 0)
     kinds = [("Actor", "actor."), ("Agent", ""), ("QNetwork", "")]
     kind, prefix = next((kind, prefix) for kind, prefix in kinds if hasattr(algorithm, kind))
-    further = [torch.linspace(-1, 1, algorithm.Args().n_atoms)] if hasattr(algorithm.Args, "n_atoms") else []
-    if name == "ppo_trxl":  # small, and its model file says how small
-        further = [algorithm.Args(env_id=env_id, trxl_dim=32, trxl_num_layers=2, trxl_memory_length=8)]
-        metadata = (metadata or {}) | {"args": json.dumps(vars(further[0])), "global_step": "0"}
+    if hasattr(algorithm.Args, "n_atoms"):
+        further = [torch.linspace(-1, 1, algorithm.Args().n_atoms)]
     state = getattr(algorithm, kind)(envs, *further).state_dict()
     envs.close()
     for key, x in state.items():
@@ -60,18 +78,41 @@ def make_run(folder: Path, name: str, env_id: str | None = None, metadata: dict 
             x.copy_(torch.randn_like(x) * (2 / x[0].numel()) ** 0.5)
         elif key not in ("atoms", "low", "high", "action_scale", "action_bias"):
             x += 0.1 * torch.rand_like(x)
-    tensors = {prefix + key: x.contiguous() for key, x in state.items()}
-    save_file(tensors, folder / f"{name}.safetensors", metadata)
-    (folder / "args.json").write_text(json.dumps({"exp_name": name, "env_id": env_id, "seed": 1}))
-    shutil.copy(ROOT / "cleanrl" / f"{name}.py", folder)
-    return folder
+    return {prefix + key: x.contiguous() for key, x in state.items()}
+
+
+def make_arrays(algorithm, env_id: str) -> dict:
+    """A model of a script in JAX."""
+    import jax
+    from flax.traverse_util import flatten_dict
+
+    envs = algorithm.make_envs(env_id, 1, False, "")
+    obs, actions, key = envs.reset()[0], envs.single_action_space, jax.random.key(0)
+    envs.close()
+    further = {}
+    if hasattr(algorithm, "Actor"):
+        params = {"actor": algorithm.Actor(actions.low, actions.high).init(key, obs)}
+    elif hasattr(algorithm, "QNetwork"):
+        if hasattr(algorithm.Args, "n_atoms"):
+            further["atoms"] = np.linspace(-1, 1, algorithm.Args().n_atoms, dtype=np.float32)
+        params = algorithm.QNetwork(int(actions.n), *map(len, further.values())).init(key, obs)
+    else:
+        agent = algorithm.Agent(int(actions.n) if hasattr(actions, "n") else actions.shape[0])
+        params = agent.init(key, obs, np.array([actions.sample()]), method="evaluate_actions")
+        if hasattr(algorithm, "ObsStats"):
+            further = {"obs_mean": obs[0].astype(np.float32), "obs_var": 2 + obs[0].astype(np.float32)}
+    rng, arrays = np.random.default_rng(4), {}
+    for name, x in flatten_dict(params, sep=".").items():
+        width = np.prod(x.shape[:-1]) if x.ndim > 1 else 100
+        arrays[name] = (rng.normal(size=x.shape) * (2 / width) ** 0.5).astype(np.float32)
+    return arrays | further
 
 
 def session_of(path: Path):
     return onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.parametrize("name", [x if x in SMALL else pytest.param(x, marks=pytest.mark.slow) for x in TORCH])
+@pytest.mark.parametrize("name", [x if x in SMALL else pytest.param(x, marks=pytest.mark.slow) for x in FILES])
 def test_the_exported_policy_acts_like_the_original(name, tmp_path):
     """Compared here once more, by other means than the exporter's own check."""
     run_dir = make_run(tmp_path, name)
@@ -106,7 +147,7 @@ def test_the_exported_policy_acts_like_the_original(name, tmp_path):
 
 
 def test_every_file_with_a_policy_is_tested():
-    assert len(TORCH) >= 15 and set(TORCH) >= SMALL
+    assert len(TORCH) >= 26 and len(JAX) >= 12 and set(FILES) >= SMALL
 
 
 @pytest.mark.slow
@@ -132,17 +173,17 @@ def test_a_trained_policy_scores_the_same_without_pytorch(tmp_path):
 
 def test_a_policy_that_differs_is_not_written(tmp_path, monkeypatch):
     run_dir = make_run(tmp_path, "ppo_continuous_action")
-    trace = module.trace
+    trace = export_torch.trace
 
     def spoiled(*args):
-        model = trace(*args)
+        model, memories = trace(*args)
         for x in model.graph.initializer:
             if x.raw_data and x.data_type == 1:
                 values = np.frombuffer(x.raw_data, np.float32)
                 x.raw_data = (values * np.float32(1.001)).tobytes()
-        return model
+        return model, memories
 
-    monkeypatch.setattr(module, "trace", spoiled)
+    monkeypatch.setattr(export_torch, "trace", spoiled)
     with pytest.raises(ExportError, match="differs from the original in its actions by .*: not written"):
         export(run_dir)
     assert not list(tmp_path.glob("*.onnx*"))
@@ -201,3 +242,44 @@ def test_without_the_extra_it_says_so(tmp_path, monkeypatch):
     monkeypatch.setitem(module.sys.modules, "onnxruntime", None)
     with pytest.raises(SystemExit, match=r'pip install "cleanrl\[onnx\]"'):
         module.main(tmp_path)
+
+
+def test_an_operation_that_has_no_translation_is_named(tmp_path):
+    """An edited network in JAX: one line, and nothing is written."""
+    run_dir = make_run(tmp_path, "ppo_jax")
+    script = tmp_path / "ppo_jax.py"
+    changed = script.read_text().replace(
+        "return agent.apply(params, x, noise,", "return agent.apply(params, jnp.sort(x), noise,"
+    )
+    assert changed != script.read_text()
+    script.write_text(changed)
+    with pytest.raises(SystemExit, match="cannot export: JAX's operation sort has no translation") as stop:
+        module.main(run_dir)
+    assert "\n" not in str(stop.value) and not list(tmp_path.glob("*.onnx*"))
+
+
+def test_operations_of_other_networks_are_translated_too(tmp_path):
+    """Layer normalization, GELU, softmax, powers, a choice between two, integers among the observations."""
+    jax = pytest.importorskip("jax", reason="the extra jax is not installed")
+    from cleanrl_utils import export_jax
+
+    nn = pytest.importorskip("flax.linen")
+    weights = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+
+    @jax.jit
+    def act(x):
+        x = nn.LayerNorm().bind({"params": {"scale": np.ones(5), "bias": np.zeros(5)}})(x)
+        x = nn.gelu(x) ** 3 + nn.softmax(x, axis=-1)
+        x = jax.numpy.where(x > 0.5, x, -nn.sigmoid(x))
+        return jax.numpy.concatenate([nn.swish(x) @ weights, abs(x)[:, None].sum(1) ** 2], axis=-1).argmax(-1)
+
+    def policy(obs):
+        return np.asarray(act(obs.astype(np.float32)))
+
+    obs = np.random.default_rng(1).integers(-3, 4, (module.BATCH, 5))
+    model, memories = export_jax.trace(policy, obs)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    many = np.random.default_rng(2).integers(-3, 4, (200, 5))
+    action, scores = session.run(None, {"obs": many})
+    np.testing.assert_array_equal(action, policy(many))
+    assert memories == [] and scores.shape == (200, 8) and len(set(action)) > 3

@@ -497,8 +497,8 @@ def assert_one_clear_line(code, output, words):
 @pytest.mark.parametrize(
     "flags, words",
     [
-        (["--env-id", "BreakoutNoFrameskip-v4"], ["Breakout-v5", "ppo_atari.py"]),
-        (["--env-id", "ALE/Breakout-v5"], ["like Breakout-v5", "ppo_atari.py"]),
+        (["--env-id", "BreakoNoFrameskip-v4"], ["Breakout-v5", "ppo_atari.py"]),
+        (["--env-id", "ALE/Breako-v5"], ["like Breakout-v5", "ppo_atari.py"]),
         (["--env-id", "CartPole-v1"], ["CartPole-v1", "no Atari game", "Breakout-v5"]),
         (["--env-id", "NoSuchGame-v5"], ["no game of EnvPool", "Breakout-v5"]),
         (["--num-envs", 0], ["--num-envs 0", "at least 1"]),

@@ -376,7 +376,7 @@ def test_flags_and_defaults_are_those_of_the_published_file_and_all_are_used():
 
 
 MISTAKES = [
-    (["--env-id", "BreakoutNoFrameskip-v4"], ["Breakout-v5", "ppo_atari.py"]),
+    (["--env-id", "BreakoNoFrameskip-v4"], ["Breakout-v5", "ppo_atari.py"]),
     (["--env-id", "CartPole-v1"], ["CartPole-v1", "no Atari game", "Breakout-v5"]),
     (["--num-envs", 0], ["--num-envs 0", "at least 1"]),
     (["--capture-video"], ["--capture-video", "ppo_atari.py"]),

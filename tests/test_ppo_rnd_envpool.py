@@ -520,7 +520,7 @@ def test_loaded_policy_takes_the_most_likely_action_of_the_trained_agent(trained
 @pytest.mark.parametrize(
     "flags, words",
     [
-        (["--env-id", "MontezumaRevengeNoFrameskip-v4"], ["no game of EnvPool", "ppo_atari.py"]),
+        (["--env-id", "MontezumaNoFrameskip-v4"], ["no game of EnvPool", "ppo_atari.py"]),
         (["--env-id", "CartPole-v1"], ["no Atari game"]),
         (["--int-gamma", 1.5], ["--int-gamma 1.5", "between 0 and 1"]),
         (["--capture-video"], ["--capture-video", "ppo_atari.py"]),

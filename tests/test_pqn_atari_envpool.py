@@ -787,7 +787,7 @@ def test_which_half_is_lit_is_learned_and_remembered(kind, seed, tmp_path):
 # Mistakes
 
 MISTAKES = [
-    (["--env-id", "BreakoutNoFrameskip-v4"], ["no game of EnvPool", "Breakout-v5"]),
+    (["--env-id", "BreakoNoFrameskip-v4"], ["no game of EnvPool", "Breakout-v5"]),
     (["--env-id", "CartPole-v1"], ["CartPole-v1", "no Atari game", "Breakout-v5"]),
     (["--capture-video"], ["EnvPool cannot be filmed"]),
     (["--q-lambda", 1.5], ["--q-lambda 1.5", "between 0 and 1"]),

@@ -514,7 +514,7 @@ def test_memory_of_both_replay_buffers_is_checked_in_advance(monkeypatch):
 @needs_atari
 def test_mistake_gets_one_clear_line(runner, teacher):
     for flags, words in (
-        (["--env-id", "Breakout-v5", "--teacher-model-path", "nowhere"], "--teacher-model-path nowhere"),
+        (["--teacher-model-path", "nowhere"], "--teacher-model-path nowhere"),
         (["--teacher-model-path", teacher], "plays Drift-v0, not --env-id BreakoutNoFrameskip-v4"),
         (["--temperature", "0"], "--temperature"),
     ):

@@ -666,7 +666,7 @@ def test_resuming_with_another_number_of_steps_is_refused(monkeypatch, trained):
 @needs_atari
 def test_mistake_gets_one_clear_line(runner):
     for flags, words in (
-        (["--env-id", "Breakout-v5"], "BreakoutNoFrameskip-v4"),
+        (["--env-id", "BreakoNoFrameskip-v4"], "no such Atari game"),
         (["--num-envs", "100", "--buffer-size", "200"], "--n-step x --num-envs"),
         (["--n-step", "0"], "--n-step"),
     ):

@@ -1,8 +1,8 @@
 """cleanrl_utils.rlops from runs to files: reading, comparing, appending, and what it says about bad input."""
 
+import csv
 import json
 import os
-import re
 import shlex
 import shutil
 import struct
@@ -23,7 +23,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from cleanrl_utils import provenance
-from cleanrl_utils.rlops import compare, events, runs, wandb_report
+from cleanrl_utils.rlops import compare, events, grouping, normalize, plot, runs, wandb_report, wandb_runs
 from cleanrl_utils.rlops.__main__ import Args, main
 
 RETURN = "charts/episodic_return"
@@ -81,6 +81,15 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch) -> Path:
+    """A folder to work in, where nothing is drawn: a picture takes a second."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plot, "plot", lambda comparison, image: None)
+    return tmp_path
+
+
+@pytest.fixture
+def drawing(tmp_path, monkeypatch) -> Path:
+    """The same with pictures."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -201,12 +210,12 @@ def test_band_is_students_interval_and_ends_with_the_first_finished_run(tmp_path
     scipy_stats = pytest.importorskip("scipy.stats")
     found = [make_run(tmp_path, [seed] * length, seed=seed) for seed, length in ((1, 100), (3, 100), (8, 80))]
     found = [runs.read_folder(run_dir, pytest.fail) for run_dir in found]
-    x, mean, low, high = compare.band(found, RETURN, "steps")
+    x, mean, low, high = plot.band(found, RETURN, "steps")
     assert x[-1] == 800 and mean == pytest.approx(4)
     expected = scipy_stats.t.interval(0.95, 2, loc=4, scale=scipy_stats.sem([1, 3, 8]))
     assert (low[5], high[5]) == pytest.approx(expected, rel=1e-3)
     found[2].status = "stopped at 80%"  # does not cut the others short
-    assert compare.band(found, RETURN, "steps")[0][-1] == 1000
+    assert plot.band(found, RETURN, "steps")[0][-1] == 1000
 
 
 # Result files
@@ -237,6 +246,18 @@ def test_append_refuses_a_file_of_another_kind_and_leaves_it_alone(elsewhere):
     assert (elsewhere / "mine.csv").read_text() == "a,b\n1,2\n"
 
 
+def test_files_of_another_kind_beside_result_files_are_left_out(elsewhere, capsys):
+    make_run(elsewhere / "runs", range(20))
+    main(Args(append=Path("ppo.csv")))
+    Path("speed.csv").write_text("a,b\n1,2\n")
+    capsys.readouterr()
+    main(Args([Path("ppo.csv"), Path("speed.csv")]))
+    out, err = capsys.readouterr()
+    assert "| ppo | 200 | 1 |" in out and err == "note: speed.csv: not a result file; left out\n"
+    with pytest.raises(ValueError, match="speed.csv: not a result file; its columns should be run, algorithm"):
+        main(Args([Path("speed.csv")]))
+
+
 def test_damaged_result_file_is_one_clear_line(elsewhere):
     make_run(elsewhere / "runs", range(20))
     main(Args(append=Path("ppo.csv")))
@@ -247,38 +268,58 @@ def test_damaged_result_file_is_one_clear_line(elsewhere):
     assert "\n" not in str(error.value)
 
 
-def test_runs_are_compared_with_the_results_in_git_and_not_with_themselves(elsewhere, capsys):
+def test_results_in_git_are_compared_with_when_asked_for_and_a_run_not_with_itself(elsewhere, capsys):
     make_run(elsewhere / "runs", range(50))
-    main(Args(append=Path("old.csv")))
-    (elsewhere / "benchmark" / "results").mkdir(parents=True)
-    (elsewhere / "old.csv").rename("benchmark/results/ppo.csv")
-    capsys.readouterr()
-    main(Args())
-    assert "| CartPole-v1 | ppo | 500 | 1 |" in capsys.readouterr().out  # one run, not two
+    main(Args(append=Path("benchmark/results/ppo.csv")))  # makes the folder
     make_run(elsewhere / "runs", range(50), seed=2)
     shutil.rmtree(elsewhere / "runs" / "CartPole-v1__ppo__1__1")
+    capsys.readouterr()
     main(Args())
     out = capsys.readouterr().out
-    assert "| ppo | 500 | 1 |" in out and "| ppo (results) | 500 | 1 |" in out
+    assert "| ppo | 500 | 1 |" in out and "(results)" not in out
+    for args in (Args(results=True), Args([Path("runs"), Path("benchmark/results")])):
+        main(args)
+        out = capsys.readouterr().out
+        assert "| ppo | 500 | 1 |" in out and "| ppo (results) | 500 | 1 |" in out
+    make_run(elsewhere / "runs", range(50))
+    main(Args(results=True))
+    assert "| CartPole-v1 | ppo | 500 | 2 |" in capsys.readouterr().out  # seed 1 is in both places, and counts once
+    shutil.rmtree(elsewhere / "runs")
+    main(Args(results=True))
+    assert "| CartPole-v1 | ppo | 500 | 1 |" in capsys.readouterr().out
+    shutil.rmtree(elsewhere / "benchmark")
+    with pytest.raises(ValueError, match="--results: there is no benchmark/results here"):
+        main(Args(results=True))
+
+
+def test_one_run_is_added_and_two_runs_are(elsewhere, capsys):
+    make_run(elsewhere / "runs", range(50))
+    main(Args(append=Path("a.csv")))
+    assert "a.csv: 1 run added, 0 replaced, 0 there already" in capsys.readouterr().out
+    make_run(elsewhere / "runs", range(50), seed=2)
+    make_run(elsewhere / "runs", range(50), seed=3)
+    main(Args(append=Path("a.csv")))
+    assert "a.csv: 2 runs added, 0 replaced, 1 there already" in capsys.readouterr().out
 
 
 # The comparison
 
 
-def test_real_runs_end_to_end(trained, elsewhere, capsys):
+def test_real_runs_end_to_end(trained, drawing, capsys):
     main(Args([trained / "runs"], output_filename=Path("report.png"), append=Path("all.csv")))
     out, err = capsys.readouterr()
     assert "ppo on CartPole-v1 mixes learning_rate 0.00025, 0.001; separate with --group-by learning_rate" in err
-    assert (elsewhere / "report.md").read_text() in out
-    assert (elsewhere / "report.png").read_bytes().startswith(b"\x89PNG")
-    page = (elsewhere / "report.html").read_text()
+    assert (drawing / "report.md").read_text() in out
+    assert (drawing / "report.png").read_bytes().startswith(b"\x89PNG")
+    page = (drawing / "report.html").read_text()
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "") and "https://" not in page
     scores = []
     for run_dir in sorted((trained / "runs").glob("*__ppo__*")):
         scores.append(np.mean([value for _, value in curves(run_dir)[RETURN]][-100:]))
     line = f"| CartPole-v1 | ppo | 4,096 | 2 | {np.mean(scores):.2f} ± {np.std(scores):.2f} |"
     assert line in out
-    assert "too few seeds to call a difference" in out and "no interval where there is a single run" in out
+    assert "no verdict: unequal budgets, 3,000 and 4,096 steps" in out
+    assert "no interval where there is a single run" in out
     assert "all.csv: 3 runs added" in out
     main(Args([Path("all.csv")], exp_name=["ppo"]))  # the same from the result file
     assert line in capsys.readouterr().out
@@ -324,7 +365,128 @@ def test_unequal_environments_are_named_and_left_out_of_the_whole(elsewhere, cap
     main(Args())
     out = capsys.readouterr().out
     assert "- C-v0: no runs of ppo; left out of what is said over all environments" in out
-    assert "Over A-v0, B-v0; in each" in out and "| all 2 together | dqn | ppo |" in out
+    assert "Over A-v0, B-v0, normalized: in each, 0 is the lowest" in out and "| all 2 together | dqn | ppo |" in out
+
+
+def make_seeds(folder: Path, env_id: str, **scores: float) -> None:
+    """Five runs of each algorithm, around its score."""
+    for name, score in scores.items():
+        for seed in range(1, 6):
+            make_run(folder, [score + seed - 3] * 20, name, env_id, seed)
+
+
+def test_scores_are_normalized_by_those_of_humans_and_by_a_given_file(elsewhere, capsys):
+    make_seeds(elsewhere / "runs", "BreakoutNoFrameskip-v4", ppo=16.1, dqn=30.5)  # random 1.7, human 30.5
+    make_seeds(elsewhere / "runs", "ALE/Pong-v5", ppo=-3.05, dqn=14.6)  # random -20.7, human 14.6
+    make_seeds(elsewhere / "runs", "CartPole-v1", ppo=400, dqn=500)
+    main(Args(normalize="human"))
+    out = capsys.readouterr().out
+    assert "Over ALE/Pong-v5, BreakoutNoFrameskip-v4, normalized: in each, 0 is a random policy and 1 a human." in out
+    assert "- CartPole-v1: no scores to normalize with; left out" in out
+    row = next(line for line in out.splitlines() if line.startswith("| ppo | 10 | "))
+    assert row.startswith("| ppo | 10 | 0.500 [") and row.split(" | ")[5].startswith("0.500 [")
+    Path("mine.csv").write_text("env_id,low,high\nCartPole-v1,300,500\nALE/Pong-v5,-20.7,14.6\n")
+    main(Args(normalize="mine.csv", exp_name=["ppo"]))  # with a scale of its own, one group can be summarized
+    out = capsys.readouterr().out
+    assert "normalized: in each, 0 and 1 are the scores given in mine.csv" in out and "| ppo | 10 | 0.500 [" in out
+    Path("mine.csv").write_text("env_id,low,high\nCartPole-v1,500,300\n")
+    with pytest.raises(ValueError, match="--normalize mine.csv: CartPole-v1: low 500 is not below high 300"):
+        main(Args(normalize="mine.csv"))
+    Path("mine.csv").write_text("env_id,low\nCartPole-v1,500\n")
+    with pytest.raises(ValueError, match="--normalize mine.csv: its columns should be env_id,low,high"):
+        main(Args(normalize="mine.csv"))
+
+
+def test_one_seed_gets_no_interval_over_all_environments_either(elsewhere, capsys):
+    for env_id in ("A-v0", "B-v0"):
+        make_run(elsewhere / "runs", [1] * 20, "one", env_id)
+        for seed in (1, 2):
+            make_run(elsewhere / "runs", [seed] * 20, "two", env_id, seed)
+    main(Args())
+    out = capsys.readouterr().out
+    assert "| one | 2 | 0.000 | 0.000 | 0.000 | 1.000 |" in out
+    assert "| two | 4 | 0.500 [0.000, 1.000] | 0.500 [0.000, 1.000] |" in out
+
+
+def test_published_scale_goes_from_a_random_policy_to_the_best_published_score():
+    known, scale = normalize.scales(["CartPole-v1", "Breakout-v5", "Hopper-v4", "Mine-v0"], "published")
+    rows = csv.DictReader((ROOT / "benchmark" / "results" / "published.csv").open())
+    best = max(float(row["mean"]) for row in rows if row["env_id"] in ("Breakout-v5", "BreakoutNoFrameskip-v4"))
+    assert scale.bounds["Breakout-v5"] == (1.7, best) and scale.bounds.keys() == {
+        "CartPole-v1",
+        "Breakout-v5",
+        "Hopper-v4",
+    }
+    assert [x.name for x in known] == ["runs", "human", "published"] and known[1].bounds == {"Breakout-v5": (1.7, 30.5)}
+
+
+def test_published_scale_needs_the_repository(monkeypatch, tmp_path):
+    monkeypatch.setattr(normalize, "PUBLISHED", tmp_path / "published.csv")
+    with pytest.raises(ValueError, match="--normalize published: its scores are in the repository of CleanRL"):
+        normalize.scales(["CartPole-v1"], "published")
+    assert [scale.name for scale in normalize.scales(["CartPole-v1"], "runs")[0]] == ["runs"]
+
+
+def test_reference_scores_are_of_57_games_and_of_random_policies(capsys):
+    human, random = normalize.reference("human"), normalize.reference("random")
+    assert len(human) == 57 and human.keys() < random.keys()
+    assert all(random[game] < human[game] for game in human)
+    assert random.keys() - human.keys() <= normalize.best_published().keys()  # others would be of no use
+    normalize.measure(["CartPole-v1"])
+    assert capsys.readouterr().out == f"CartPole-v1,{random['CartPole-v1']},,measured over 100 episodes\n"
+    with pytest.raises(
+        SystemExit, match="CartPole-v9: Environment version `v9` for environment `CartPole` doesn't exist"
+    ):
+        normalize.measure(["CartPole-v9"])
+
+
+def test_efficiency_is_the_iqm_of_the_normalized_curves(elsewhere):
+    for seed in range(1, 6):
+        make_run(elsewhere / "runs", np.linspace(0, 10 * seed, 200), "ppo", "A-v0", seed)
+        make_run(elsewhere / "runs", np.linspace(0, 20 * seed, 200), "ppo", "B-v0", seed)
+        make_run(elsewhere / "runs", [0] * 400, "dqn", "A-v0", seed)
+        make_run(elsewhere / "runs", [0] * 200, "dqn", "B-v0", seed)
+    found = grouping.group(runs.read_paths([elsewhere / "runs"], pytest.fail), [], [], pytest.fail)
+    bounds = {"A-v0": (0.0, 50.0), "B-v0": (0.0, 100.0)}
+    comparison = compare.Comparison(found, RETURN, 1, normalize.Scale("x", "", bounds))
+    curve = comparison.efficiency
+    assert curve.unit == "steps" and curve.x[-1] == 2000  # as far as the shortest run on A-v0
+    iqm, low, high = curve.lines["ppo"]
+    assert iqm[-1] == pytest.approx(0.6, abs=0.02) and iqm[24] == pytest.approx(0.3, abs=0.02)
+    assert (low <= iqm).all() and (iqm <= high).all() and (curve.lines["dqn"][0] == 0).all()
+
+
+def test_picture_names_every_curve_and_cuts_nothing_off(elsewhere):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    for index in range(14):
+        make_run(elsewhere / "runs", [index] * 30, f"a_rather_long_name_of_a_variant_{index}", total_timesteps=300)
+    found = grouping.group(runs.read_paths([elsewhere / "runs"], pytest.fail), [], [], pytest.fail)
+    figure = plot.draw(plt, compare.Comparison(found, RETURN, 10))
+    figure.canvas.draw()
+    (legend,) = [legend for part in figure.subfigs for legend in part.legends]
+    assert [text.get_text() for text in legend.get_texts()] == [run.group for run in found]
+    whole = figure.bbox
+    for text in legend.get_texts():
+        box = text.get_window_extent()
+        assert box.x0 >= whole.x0 and box.x1 <= whole.x1 and box.y0 >= whole.y0 and box.y1 <= whole.y1
+    styles = [(line.get_color(), line.get_linestyle()) for line in legend.get_lines()]
+    assert len(set(styles)) == 14
+    plt.close(figure)
+
+
+@pytest.mark.parametrize("longest, expected", [(500, (1, "")), (500_000, (1e3, "k")), (1_500_000, (1e6, "M"))])
+def test_an_axis_has_one_unit(longest, expected):
+    assert plot.unit_of(longest) == expected
+
+
+def test_terminal_shows_the_beginning_of_a_long_table_and_the_file_all_of_it(elsewhere, capsys):
+    for index in range(9):  # 36 pairs
+        make_run(elsewhere / "runs", [index] * 20, f"a{index}")
+    main(Args())
+    out = capsys.readouterr().out
+    assert "| CartPole-v1 | a4 | a8 |" in out and "| a5 | a6 |" not in out
+    assert "\n... 6 more rows are in compare.md\n\nNotes:\n- one seed says" in out
+    assert "| CartPole-v1 | a7 | a8 |" in Path("compare.md").read_text()
 
 
 def test_events_of_runs_that_are_not_asked_for_are_not_read(elsewhere, capsys, monkeypatch):
@@ -344,14 +506,108 @@ def test_same_seed_twice_counts_once(elsewhere, capsys):
     assert "| 1 | 7.00 |" in out and "has seed 1 2 times; only the latest, CartPole-v1__ppo__1__2, is used" in err
 
 
-def test_unfinished_runs_are_named_and_can_be_left_out(elsewhere, capsys):
+def test_unfinished_runs_are_left_out_unless_asked_for(elsewhere, capsys):
     make_run(elsewhere / "runs", [1] * 200, seed=1, total_timesteps=10_000)
+    with pytest.raises(ValueError, match="no run has finished .CartPole-v1__ppo__1__1 is running.; --no-finished-only"):
+        main(Args())
     make_run(elsewhere / "runs", [1] * 1000, seed=2, total_timesteps=10_000)
     main(Args())
+    out, err = capsys.readouterr()
+    assert "| 10,000 | 1 |" in out and "note: 1 run is not finished: left out; --no-finished-only shows them" in err
+    main(Args(finished_only=False))
     out = capsys.readouterr().out
-    assert "ppo on CartPole-v1: 1 run is not finished" in out and "unequal length, 2,000 to 10,000 steps" in out
-    main(Args(finished_only=True))
-    assert "| 10,000 | 1 |" in capsys.readouterr().out
+    assert "ppo on CartPole-v1: 1 run is not finished" in out and "unequal budgets, 2,000 and 10,000 steps" in out
+
+
+def test_a_run_has_finished_when_it_says_so_however_little_it_has_logged(tmp_path):
+    run_dir = make_run(tmp_path, [1] * 20, total_timesteps=800, num_envs=3)
+    facts = {"commit": "", "versions": "", "hardware": "", "tags": [], "global_step": 798}  # whole steps of three
+    (run_dir / "provenance.json").write_text(json.dumps(facts))
+    run = runs.read_folder(run_dir, pytest.fail)
+    assert (run.steps, run.budget, run.status) == (200, 798, "finished")
+    (run_dir / "provenance.json").write_text(json.dumps(facts | {"global_step": 300}))
+    os.utime(next(run_dir.glob("events.*")), (1, 1))
+    assert runs.read_folder(run_dir, pytest.fail).status == "stopped at 25%"
+
+
+def test_abandoned_runs_and_trials_of_the_tuner_stay_out_unless_named(elsewhere, capsys):
+    make_run(elsewhere / "runs", [1] * 20)
+    abandoned = make_run(elsewhere / "runs" / "benchmark" / "CartPole-v1__ppo__2__x" / "abandoned", [1] * 20, seed=2)
+    for trial in range(2):
+        make_run(elsewhere / "runs", [1] * 20, f"ppo_2026_trial{trial}")
+    main(Args())
+    out, err = capsys.readouterr()
+    assert "| CartPole-v1 | ppo | 200 | 1 |" in out and "trial" not in out
+    assert "1 run abandoned by the benchmark: left out" in err and "2 runs of trials of the tuner: left out" in err
+    main(Args(exp_name=["ppo_2026_trial1"]))
+    assert "| CartPole-v1 | ppo_2026_trial1 | 200 | 1 |" in capsys.readouterr().out
+    main(Args([abandoned]))
+    assert "| CartPole-v1 | ppo | 200 | 1 |" in capsys.readouterr().out
+
+
+def test_the_tuner_names_its_runs_as_rlops_expects():
+    sources = [*ROOT.glob("cleanrl_utils/tuner*.py"), *ROOT.glob("cleanrl_utils/tuner/*.py")]
+    assert any('exp_name = f"{study}_trial{trial.number}"' in path.read_text() for path in sources)
+    assert runs.TRIAL.search("CartPole-v1__ppo-1a2b_trial12__3__1794907069")
+    assert not runs.TRIAL.search("CartPole-v1__ppo_trials__3__1794907069")
+
+
+def test_runs_of_one_seed_with_other_arguments_are_groups_of_their_own(elsewhere, capsys):
+    for seed in (1, 2):
+        make_run(elsewhere / "runs", [seed] * 20, seed=seed, clock=1, learning_rate=0.1, gamma=0.9, batch_size=32)
+        make_run(elsewhere / "runs", [seed + 5] * 20, seed=seed, clock=2, learning_rate=0.2, gamma=0.9, batch_size=64)
+    make_run(elsewhere / "runs", [3] * 20, seed=3, learning_rate=0.1, gamma=0.9, batch_size=32)
+    main(Args())
+    out, err = capsys.readouterr()
+    assert "| ppo learning_rate=0.1 batch_size=32 | 200 | 3 | 2.00 ±" in out
+    assert "| ppo learning_rate=0.2 batch_size=64 | 200 | 2 | 6.50 ±" in out
+    assert "ppo has runs of one seed that differ in learning_rate, batch_size: groups of their own" in err
+    assert "mixes" not in err
+
+
+def test_the_same_again_at_another_commit_is_another_group(elsewhere, capsys):
+    for clock, commit in ((1, "aaa"), (2, "bbb")):
+        run_dir = make_run(elsewhere / "runs", [clock] * 20, clock=clock)
+        facts = {"commit": commit, "versions": "", "hardware": "", "tags": []}
+        (run_dir / "provenance.json").write_text(json.dumps(facts))
+    main(Args())
+    out, err = capsys.readouterr()
+    assert "| ppo commit=aaa | 200 | 1 | 1.00 |" in out and "| ppo commit=bbb | 200 | 1 | 2.00 |" in out
+    assert "ppo has runs of one seed that differ in commit: groups of their own" in err
+
+
+def test_groups_are_in_the_order_of_the_numbers_in_their_names():
+    names = ["ppo n=128", "ppo lr=1e-05", "ppo n=64", "ppo", "ppo lr=0.001", "ppo lr=0.0003", "dqn"]
+    expected = ["dqn", "ppo", "ppo lr=1e-05", "ppo lr=0.0003", "ppo lr=0.001", "ppo n=64", "ppo n=128"]
+    assert sorted(names, key=grouping.natural) == expected
+
+
+def test_runs_of_one_seed_in_result_files_are_told_apart_by_their_commands(elsewhere, capsys):
+    first = runs.read_folder(make_run(elsewhere / "a", range(50), clock=1), pytest.fail)
+    second = runs.read_folder(make_run(elsewhere / "a", range(50), clock=2), pytest.fail)
+    first.command, second.command = (
+        "python cleanrl/ppo.py --seed 1",
+        "python cleanrl/ppo.py --seed 1 --num-envs 8 --no-cuda",
+    )
+    runs.append_results(elsewhere / "ppo.csv", [first, second])
+    main(Args([Path("ppo.csv")]))
+    out = capsys.readouterr().out
+    assert "| ppo num_envs=default no_cuda=default |" in out and "| ppo num_envs=8 no_cuda=True |" in out
+    main(Args([Path("ppo.csv")], group_by=["num_envs"]))
+    out = capsys.readouterr().out
+    assert "| ppo num_envs=default |" in out and "| ppo num_envs=8 |" in out
+
+
+def test_unequal_budgets_get_no_verdict(elsewhere, capsys):
+    for seed in range(1, 6):
+        make_run(elsewhere / "runs", [seed] * 200, seed=seed)
+        make_run(elsewhere / "runs", [seed + 9] * 400, "dqn", seed=seed)
+        make_run(elsewhere / "runs", [seed + 9] * 205, "c51", seed=seed)  # 2.5% more
+    main(Args())
+    out = capsys.readouterr().out
+    assert "| c51 | ppo | 1.00 | [1.00, 1.00] | better (p = 0.0079) |" in out
+    assert "| dqn | ppo | 1.00 | [1.00, 1.00] | no verdict: unequal budgets, 2,000 and 4,000 steps |" in out
+    assert "- CartPole-v1: runs had unequal budgets, 2,000 and 4,000 steps; no verdict where groups differ" in out
 
 
 def test_values_that_are_no_numbers_are_left_out_with_a_note(elsewhere, capsys):
@@ -404,20 +660,57 @@ def test_steps_of_an_offline_phase_come_before_the_others(tmp_path):
         ({"tags": ["v9"]}, "--tags v9: no such runs; tags and commits there are none"),
         ({"group_by": ["lr"]}, "--group-by lr: no run has such an argument"),
         ({"metric_last_n_average_window": 0}, "--metric-last-n-average-window must be at least 1"),
-        ({"output_filename": Path("no/folder.png")}, "--output-filename no/folder.png: there is no folder no"),
+        ({"normalize": "humans"}, "--normalize humans: there are runs, human, published, and files that end in .csv"),
+        ({"normalize": "x.csv"}, "--normalize x.csv: no such file"),
+        (
+            {"normalize": "given"},
+            "--normalize given: name the file instead, with columns env_id,low,high: --normalize scores.csv",
+        ),
+        (
+            {"normalize": "human"},
+            "--normalize human: it has no scores of Acrobot-v1, CartPole-v1; "
+            "give your own, with columns env_id,low,high: --normalize scores.csv",
+        ),
+        (
+            {"normalize": "published", "metric": "charts/SPS"},
+            "--normalize published is about returns, not about charts/SPS",
+        ),
+        ({"filters": [["ppo"]]}, "--filters ppo: the first is the project, '?we=ENTITY&wpn=PROJECT'"),
+        (
+            {"filters": [["?we=e", "ppo?lr=1"]]},
+            "--filters 'ppo?lr=1': no such key lr; "
+            "there are tag (a tag), user (who ran it), cl (name in the comparison)",
+        ),
+        (
+            {"filters": [["?we=e&wpn=p"]]},
+            "--filters: name the experiments after the project, e.g. 'ppo?tag=pr-424'",
+        ),
+        (
+            {"filters": [["?metric=charts/SPS", "ppo?tag=a&tag=b", "dqn"]], "env_ids": ["CartPole-v1"]},
+            "--filters '?metric=charts/SPS' names no project on W&B (we=ENTITY&wpn=PROJECT); with local runs: "
+            "python -m cleanrl_utils.rlops --exp-name ppo dqn --tags 'a;b' --env-ids CartPole-v1",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(elsewhere, settings, line):
     make_run(elsewhere / "runs", [1] * 20)
     make_run(elsewhere / "runs", [1] * 20, "dqn", "Acrobot-v1")
     with pytest.raises(ValueError) as error:
-        main(Args(**settings))
+        main(Args(append=Path("results.csv"), **settings))
     assert str(error.value) == line
     assert [path.name for path in elsewhere.iterdir()] == ["runs"]
 
 
+def test_folders_of_the_output_are_made(drawing):
+    make_run(drawing / "runs", [1] * 20)
+    main(Args(output_filename=Path("a/b/v1.0")))
+    assert {path.name for path in (drawing / "a" / "b").iterdir()} == {"v1.0.png", "v1.0.md", "v1.0.html"}
+
+
 def test_no_runs_at_all(elsewhere):
-    with pytest.raises(ValueError, match="no runs found: train first"):
+    with pytest.raises(
+        ValueError, match="no runs found: train first, e.g. python cleanrl/ppo.py, or compare the committed --results"
+    ):
         main(Args())
 
 
@@ -505,6 +798,35 @@ def test_wandb_is_read_only_when_asked_for_and_through_its_filters(elsewhere, mo
     assert f"| ppo (v1) | 1,000 | 2 | {1.5 * np.mean(range(91, 101)):.2f} ±" in capsys.readouterr().out
 
 
+def test_filters_of_openrlbenchmark_are_understood(elsewhere, monkeypatch, capsys):
+    wandb = pytest.importorskip("wandb")
+    asked = []
+
+    class Api:
+        def runs(self, path, filters):
+            asked.append((path, filters))
+            (name,) = filters["$and"][0].popitem()[1]["$in"]
+            config = {"exp_name": name, "id": name, "env_id": "CartPole-v1", "env": "CartPole-v1"}
+            return [fake_run(seed, len(name), config | {"seed": seed}) for seed in (1, 2)]
+
+    monkeypatch.setattr(wandb, "Api", Api)
+    project = "?we=openrlbenchmark&wpn=cleanrl&ceik=env_id&cen=exp_name&metric=charts/episodic_return"
+    other = f"?we=o&wpn=baselines&ceik=env&cen=id&metric={RETURN}"
+    words = ["--filters", project, "ppo?tag=pr-424", "dqn?tag=a&tag=b&user=me&cl=DQN anew", "--filters", other, "ppo2"]
+    words += ["--filters", project, "--env-ids", "CartPole-v1", "--env-ids", "CartPole-v1"]
+    words += ["--no-check-empty-runs", "--pc.ncols", "3", "--scan-history", "--output-filename", "benchmark/ppo"]
+    main(tyro.cli(Args, args=wandb_runs.merge_repeated(words, lambda line: print(f"note: {line}"))))
+    out = capsys.readouterr().out
+    assert "note: --no-check-empty-runs is a flag of openrlbenchmark; not needed here\nnote: --pc.ncols is" in out
+    assert [path for path, _ in asked] == ["openrlbenchmark/cleanrl", "openrlbenchmark/cleanrl", "o/baselines"]
+    envs = {"$in": ["CartPole-v1"]}
+    assert asked[0][1]["$and"][1:] == [{"config.env_id.value": envs}, {"$or": [{"$and": [{"tags": "pr-424"}]}]}]
+    assert asked[1][1]["$and"][2:] == [{"$or": [{"$and": [{"tags": "a"}, {"tags": "b"}]}]}, {"username": "me"}]
+    assert asked[2][1]["$and"][1:] == [{"config.env.value": envs}]
+    assert "| CartPole-v1 | DQN anew | 1,000 | 2 |" in out and "| CartPole-v1 | ppo (pr-424) | 1,000 | 2 |" in out
+    assert "| CartPole-v1 | ppo2 | 1,000 | 2 |" in out and (elsewhere / "benchmark" / "ppo.html").exists()
+
+
 def test_wandb_that_does_not_answer_is_one_line(elsewhere, monkeypatch):
     wandb = pytest.importorskip("wandb")
 
@@ -514,7 +836,12 @@ def test_wandb_that_does_not_answer_is_one_line(elsewhere, monkeypatch):
     monkeypatch.setattr(wandb, "Api", refuse)
     with pytest.raises(ValueError) as error:
         main(Args(wandb_entity="e"))
-    assert str(error.value) == "W&B, e/cleanrl: No API key configured. Use `wandb login` to log in."
+    line = "W&B, e/cleanrl: No API key configured. Use `wandb login` to log in"
+    assert str(error.value) == f"{line}; the same with local runs: python -m cleanrl_utils.rlops"
+    with pytest.raises(ValueError) as error:
+        main(Args(filters=[["?we=e&wpn=p", "ppo?tag=v1"]], env_ids=["CartPole-v1"]))
+    instead = "python -m cleanrl_utils.rlops --exp-name ppo --tags v1 --env-ids CartPole-v1"
+    assert str(error.value) == f"{line.replace('cleanrl', 'p')}; the same with local runs: {instead}"
     monkeypatch.setattr(wandb, "Api", FakeApi)
     with pytest.raises(ValueError, match="W&B, p: no runs match the filters"):
         main(Args(wandb_project_name="p"))
@@ -542,257 +869,3 @@ def test_report_on_wandb_is_made_of_what_its_library_accepts(elsewhere, monkeypa
     monkeypatch.setitem(sys.modules, "wandb_workspaces.reports.v2", None)
     with pytest.raises(ValueError, match='pip install "cleanrl\\[rlops\\]"'):
         wandb_report.blocks(None, "", None, "")
-
-
-# The page, in a browser
-
-
-@pytest.fixture(scope="session")
-def browser():
-    webdriver = pytest.importorskip("selenium.webdriver")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    chromium, driver = next(filter(None, map(shutil.which, names)), None), shutil.which("chromedriver")
-    if not chromium or not driver:
-        pytest.skip("needs Chromium and its driver, on Debian: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--window-size=1280,900",
-    ):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield browser
-    browser.quit()
-
-
-@pytest.fixture(scope="session")
-def page(trained, browser, tmp_path_factory) -> Path:
-    """The page of the real runs, opened without a network; every test finds it freshly loaded."""
-    folder = tmp_path_factory.mktemp("page")
-    main(Args([trained / "runs"], output_filename=folder / "compare.png"))
-    return folder / "compare.html"
-
-
-@pytest.fixture
-def opened(browser, page):
-    """What the page looks like to a script: `ask` evaluates an expression, `choose` uses a control."""
-    offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
-    browser.execute_cdp_cmd("Network.enable", {})
-    browser.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
-    for log in ("browser", "performance"):
-        browser.get_log(log)
-    show(browser, 1280, "light")
-    browser.get(page.as_uri())
-
-    def ask(expression):
-        return browser.execute_script(f"return {expression}")
-
-    def choose(control, value, event="change"):
-        script = "const x = document.getElementById(arguments[0]); x.value = arguments[1];"
-        browser.execute_script(script + "x.dispatchEvent(new Event(arguments[2]))", control, value, event)
-
-    yield SimpleNamespace(ask=ask, choose=choose, browser=browser)
-    assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
-
-
-def show(browser, width: int, scheme: str) -> None:
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-
-PATHS = "[...document.querySelectorAll('#charts path.mean')].map(x => [x.dataset.name, x.getAttribute('d')])"
-NUMBER_OF_RUNS = "document.querySelectorAll('#runs tr.run').length"
-
-
-def eventually(condition, seconds: float = 10) -> bool:
-    """Whether it comes to hold within that time."""
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
-    return condition()
-
-
-def roughness(path: str) -> float:
-    """How far a drawn line goes up and down."""
-    return abs(np.diff([float(point.split(" ")[1]) for point in path[1:].split("L")])).sum()
-
-
-def test_page_needs_nothing_from_outside(opened):
-    asked = [json.loads(line["message"])["message"] for line in opened.browser.get_log("performance")]
-    urls = [x["params"]["request"]["url"] for x in asked if x["method"] == "Network.requestWillBeSent"]
-    assert urls and all(url.startswith(("file:", "data:")) for url in urls)
-
-
-def test_page_shows_the_scores_of_the_markdown_table(opened, page):
-    rows = [line.strip("| ").split(" | ") for line in page.with_suffix(".md").read_text().splitlines()]
-    expected = {(row[1], row[0]): (row[3], row[4]) for row in rows if len(row) == 8 and row[0] == "CartPole-v1"}
-    cells = "[...document.querySelectorAll('#scores tbody tr')].map(r => [...r.cells].map(c => c.innerText.trim()))"
-    found = {(row[1], row[0]): (row[2].removeprefix("only "), row[3]) for row in opened.ask(cells)}
-    assert found == expected and len(found) == 2
-    assert "too few seeds to call a difference" in opened.ask("document.getElementById('verdicts').innerText")
-    assert opened.ask("document.getElementById('few').innerText").startswith("Only 1 seed in places")
-
-
-def test_page_computes_what_python_computes(opened):
-    rng = np.random.default_rng(0)
-    for n, m, environments in ((1, 1, 1), (3, 2, 1), (3, 3, 2), (5, 4, 1), (4, 4, 3), (37, 3, 1)):
-        xs = [rng.integers(0, 9, n).astype(float) for _ in range(environments)]
-        ys = [rng.integers(0, 9, m).astype(float) for _ in range(environments)]
-        x, y = (json.dumps([list(z) for z in zs]) for zs in (xs, ys))
-        assert opened.ask(f"iqm({x}.flat())") == pytest.approx(float(compare.stats.pooled_iqm(xs)))
-        assert opened.ask(f"improvement({x}, {y})") == pytest.approx(float(compare.stats.improvement(xs, ys)))
-        assert opened.ask(f"smallestP({x}, {y})") == pytest.approx(compare.stats.smallest_p_value(xs, ys))
-        assert opened.ask(f"pValue({x}, {y})") == pytest.approx(compare.stats.p_value(xs, ys), abs=0.01)
-        low, high = compare.stats.interval(compare.stats.improvement, xs, ys)
-        assert opened.ask(f"interval(improvement, {x}, {y})") == pytest.approx([low, high], abs=0.06)
-    assert opened.ask("t975(2)") == compare.stats.t975(2) and opened.ask("t975(99)") == compare.stats.t975(99)
-
-
-def test_controls_of_the_curves(opened):
-    before = opened.ask(PATHS)
-    assert [name for name, _ in before] == ["dqn", "ppo"]
-    opened.choose("smoothing", "0.9", "input")
-    smoothed = opened.ask(PATHS)
-    for (_, rough), (_, smooth) in zip(before, smoothed):
-        assert roughness(smooth) < roughness(rough) / 2
-    opened.choose("smoothing", "0", "input")
-    assert opened.ask(PATHS) == before
-    bands = "document.querySelectorAll('#charts path.band').length"
-    assert opened.ask(bands) == 1  # ppo has two seeds, dqn one
-    opened.choose("band", "none")
-    assert opened.ask(bands) == 0
-    opened.choose("band", "runs")
-    assert opened.ask("document.querySelectorAll('#charts path.thin').length") == 3
-    move = "new PointerEvent('pointermove', {clientX: r.left + r.width / 2, clientY: r.top})"
-    for name, count in (("dqn", "1 run"), ("ppo", "2 runs")):
-        curve = f"document.querySelector('#charts path.mean[data-name={name}]')"
-        script = f"const c = {curve}, r = c.getBoundingClientRect(); c.closest('svg').dispatchEvent({move})"
-        opened.browser.execute_script(script)
-        assert re.search(rf"{name}\n.* {count}", opened.ask("document.getElementById('tip').innerText"))
-        assert not opened.ask("document.getElementById('tip').hidden")
-    opened.choose("axis", "seconds")
-    assert opened.ask(PATHS) != before
-    assert opened.ask("[...document.querySelectorAll('#charts svg text')].pop().textContent").endswith(" s")
-    opened.choose("metric", "losses/td_loss")
-    assert [name for name, _ in opened.ask(PATHS)] == ["dqn"]
-    opened.choose("metric", "eval/episodic_return")
-    assert "No curve of this metric here" in opened.ask("document.getElementById('charts').innerText")
-    opened.choose("metric", RETURN)
-    opened.choose("facet", "group")
-    assert opened.ask("[...document.querySelectorAll('#charts h3')].map(x => x.textContent)") == [
-        "dqn episodic return",
-        "ppo episodic return",
-    ]
-
-
-def test_mean_curve_is_pythons(opened, trained):
-    """The same interpolation and mean; the page's curves have up to 200 points, those of the plot 50."""
-    found = [run for run in runs.read_paths([trained / "runs"], pytest.fail) if run.algorithm == "ppo"]
-    script = "aggregate(data.runs.filter(r => r.group === 'ppo').map(points), [true, true])"
-    ours = np.array(opened.ask(f"{script}.map(p => [p.x, p.y, p.low, p.high])"))
-    curves = []
-    for run in found:
-        steps, _, thinned = run.thin(200)
-        there = np.isfinite(thinned[RETURN])
-        curves.append(np.interp(ours[:, 0], steps[there], thinned[RETURN][there]))
-    mean, spread = np.mean(curves, 0), np.std(curves, 0, ddof=1)
-    assert ours[:, 1] == pytest.approx(mean, rel=1e-3)
-    assert ours[:, 3] - ours[:, 2] == pytest.approx(2 * compare.stats.t975(1) * spread / 2**0.5, rel=2e-2, abs=0.05)
-
-
-def test_runs_that_share_no_time_have_a_mean_of_one_point(opened):
-    """It was drawn as 160 points on top of each other, which no pointer could hit."""
-    one, other = [[0, 1], [1, 2]], [[2, 3], [3, 4]]
-    assert opened.ask(f"aggregate([{one}, {other}], [true, true]).map(p => [p.x, p.y, p.n])") == [[1, 2, 1]]
-    assert opened.ask(f"aggregate([{one}, {one}], [true, true]).length") == 160
-
-
-def test_search_filter_group_and_sort(opened):
-    def search(words: str, count: int) -> None:
-        """The page waits for the end of the typing before it searches."""
-        opened.choose("search", words, "input")
-        assert eventually(lambda: opened.ask(NUMBER_OF_RUNS) == count)
-
-    assert opened.ask(NUMBER_OF_RUNS) == 3
-    search("ppo seed=2", 1)
-    assert opened.ask("document.getElementById('count').innerText") == "1 of 3 runs"
-    search("learning_rate=0.00025", 2)
-    search("nothing like it", 0)
-    assert "No run matches the filters" in opened.ask("document.getElementById('charts').innerText")
-    search("", 3)
-    opened.choose("groupby", "learning_rate")
-    names = ["dqn, learning_rate 0.00025", "ppo, learning_rate 0.00025", "ppo, learning_rate 0.001"]
-    assert sorted(name for name, _ in opened.ask(PATHS)) == names
-    opened.browser.execute_script("document.querySelector('#groups .chip').click()")
-    assert opened.ask(NUMBER_OF_RUNS) == 2
-    opened.choose("groupby", "")
-    scores = "[...document.querySelectorAll('#runs tr.run')].map(r => Number(r.cells[3].textContent))"
-    sort = "document.querySelector('#runs th[data-key=score]').click()"
-    opened.browser.execute_script(sort)
-    assert opened.ask(scores) == sorted(opened.ask(scores)) and len(set(opened.ask(scores))) == 3
-    opened.browser.execute_script(sort)
-    assert opened.ask(scores) == sorted(opened.ask(scores), reverse=True)
-
-
-def test_hyper_parameters_of_a_run_open_with_a_click(opened, trained):
-    opened.browser.execute_script("document.querySelectorAll('#runs tr.run')[1].click()")
-    text = opened.ask("document.querySelector('#runs .details').innerText")
-    args = json.loads(next((trained / "runs").glob("*__ppo__1__*/args.json")).read_text())
-    lines = text.splitlines()
-    assert lines[lines.index("learning_rate") + 1] == str(args["learning_rate"])
-    assert lines[lines.index("num_steps") + 1] == "64"
-    assert "python cleanrl/ppo.py --env-id CartPole-v1 --seed 1 --no-cuda" in text
-    opened.browser.execute_script("document.querySelectorAll('#runs tr.run')[1].click()")
-    assert opened.ask("document.querySelector('#runs .details')") is None
-
-
-def test_videos_play_and_follow_the_step(opened, trained):
-    run = next(run for run in runs.read_paths([trained / "runs"], pytest.fail) if run.videos)
-    assert opened.ask("Number(document.getElementById('video-slider').max)") == len(run.videos) - 1
-    assert "after training" in opened.ask("document.getElementById('video-step').innerText")
-    opened.choose("video-slider", "0", "input")
-    assert opened.ask("document.getElementById('video-step').innerText").startswith(f"{run.videos[0][0]}, video 1 of")
-    assert eventually(lambda: opened.ask("document.querySelector('#video video').readyState") >= 2)
-    assert opened.ask("document.querySelector('#video video').error") is None
-    assert opened.ask("document.querySelector('#video video').videoWidth") > 0
-
-
-OUTSIDE = """() => [...document.querySelectorAll("body *")]
-    .filter((x) => !x.closest(".scroll") && !x.closest("#tip") && x.getBoundingClientRect().right > innerWidth + 1)
-    .map((x) => x.outerHTML.slice(0, 80))"""
-CONTRAST = """() => {
-    const linear = (v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-    const channels = (colour) => colour.match(/[\\d.]+/g).slice(0, 3).map((v) => linear(v / 255));
-    const luminance = ([r, g, b]) => 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    const behind = (x) => {
-        const colour = getComputedStyle(x).backgroundColor;
-        return colour === "rgba(0, 0, 0, 0)" ? behind(x.parentElement) : colour;
-    };
-    const names = ["h1", ".hint", "#count", "td", "th", ".badge", ".warning", ".few", ".chip", "label", "#footer"];
-    return names.map((name) => {
-        const x = document.querySelector(name);
-        const pair = [getComputedStyle(x).color, behind(x)].map((colour) => luminance(channels(colour)) + 0.05);
-        return [name, Math.max(...pair) / Math.min(...pair)];
-    });
-}"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_page_fits_and_is_legible(opened, width, scheme):
-    show(opened.browser, width, scheme)
-    opened.browser.refresh()
-    assert opened.ask("document.documentElement.dataset.theme") == scheme
-    assert opened.ask("document.documentElement.scrollWidth") <= width
-    assert opened.ask(f"({OUTSIDE})()") == []
-    for selector, ratio in opened.ask(f"({CONTRAST})()"):
-        assert ratio > 4.5, (selector, ratio)  # WCAG AA
-    opened.browser.execute_script("document.getElementById('theme').click()")
-    assert opened.ask("document.documentElement.dataset.theme") == ("light" if scheme == "dark" else "dark")

@@ -88,12 +88,20 @@ def test_intervals_agree_with_rliable():
     xs, ys = list(x.T), list(y.T)
 
     def estimate(scores, function):
-        points, intervals = library.get_interval_estimates({"x": scores}, function, reps=2000)
+        points, intervals = library.get_interval_estimates({"x": scores}, function, reps=1000)
         return points["x"], intervals["x"][:, 0]
 
     point, interval = estimate(x, lambda scores: np.array([metrics.aggregate_iqm(scores)]))
     assert stats.pooled_iqm(xs) == pytest.approx(point[0])
     assert stats.interval(stats.pooled_iqm, xs) == pytest.approx(interval, abs=0.05)
+    for function, oracle in (
+        (stats.median_of_means, metrics.aggregate_median),
+        (stats.mean_of_means, metrics.aggregate_mean),
+        (stats.optimality_gap, metrics.aggregate_optimality_gap),
+    ):
+        point, interval = estimate(x, lambda scores, oracle=oracle: np.array([oracle(scores)]))
+        assert function(xs) == pytest.approx(point[0])
+        assert stats.interval(function, xs) == pytest.approx(interval, abs=0.07)
     point, interval = estimate((x, y), lambda *scores: np.array([metrics.probability_of_improvement(*scores)]))
     assert stats.improvement(xs, ys) == pytest.approx(point[0])
     assert stats.interval(stats.improvement, xs, ys) == pytest.approx(interval, abs=0.03)
@@ -102,6 +110,22 @@ def test_intervals_agree_with_rliable():
     assert stats.profile(xs, thresholds) == pytest.approx(profiles["x"])
     low, high = stats.interval(lambda strata: stats.profile(strata, thresholds), xs)
     assert np.array([low, high]) == pytest.approx(bands["x"], abs=0.06)
+
+
+def test_sample_efficiency_agrees_with_rliable():
+    """Of the IQM of whole curves, each drawn as a whole."""
+    library = pytest.importorskip("rliable.library")
+    metrics = pytest.importorskip("rliable.metrics")
+    np.random.seed(0)
+    curves = rng.normal(0, 1, (10, 3, 1)) + np.linspace(0, 2, 5)  # runs, environments, points
+
+    def iqm(scores):
+        return np.array([metrics.aggregate_iqm(scores[..., i]) for i in range(scores.shape[-1])])
+
+    points, intervals = library.get_interval_estimates({"x": curves}, iqm, reps=500)
+    ours = stats.iqm_over_time(list(curves.swapaxes(0, 1)))
+    assert ours[0] == pytest.approx(points["x"])
+    assert np.array(ours[1:]) == pytest.approx(intervals["x"], abs=0.12)
 
 
 def test_environments_may_have_different_numbers_of_seeds_and_intervals_repeat():

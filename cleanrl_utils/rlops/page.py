@@ -1,9 +1,7 @@
 """One HTML page with everything in it: opened from disk, it needs no network and no server."""
 
-import base64
 import json
 import math
-import os
 import time
 from importlib.resources import files
 from pathlib import Path
@@ -12,37 +10,18 @@ from typing import Any
 import numpy as np
 
 from cleanrl_utils.rlops import stats
-from cleanrl_utils.rlops.compare import Comparison
-from cleanrl_utils.rlops.runs import COMPUTED, PLUMBING, Run
+from cleanrl_utils.rlops.compare import Comparison, budget
+from cleanrl_utils.rlops.grouping import differences
+from cleanrl_utils.rlops.runs import Run
+from cleanrl_utils.rlops.videos import place_videos
 
+SCRIPTS = ("base", "stats", "select", "chart", "curves", "tables", "main")  # each uses those before it
 NUMBERS = 1_500_000  # in the page's curves, about 10 MB: with many runs, curves have fewer points
 
 
 def rounded(values: np.ndarray) -> list[float | None]:
     """Five significant digits, as JSON knows them."""
     return [float(f"{x:.5g}") if math.isfinite(x) else None for x in values]
-
-
-def video_sources(runs: list[Run], page: Path, limit_mb: float) -> tuple[dict[Path, tuple[str, bool]], str]:
-    """Where the page finds each video: in itself while there is room, else beside it; and a sentence that says so."""
-    sources, room = {}, limit_mb * 1e6
-    paths = list(dict.fromkeys(path for run in runs for _, path in run.videos))
-    for path in paths:
-        size = path.stat().st_size
-        if size <= room:
-            room -= size
-            sources[path] = ("data:video/mp4;base64," + base64.b64encode(path.read_bytes()).decode(), True)
-        else:
-            sources[path] = (Path(os.path.relpath(path, page.parent)).as_posix(), False)
-    linked = sum(not embedded for _, embedded in sources.values())
-    if not paths:
-        return sources, ""
-    if not linked:
-        return sources, "Its videos are inside it."
-    return (
-        sources,
-        f"{linked} of its {len(paths)} videos are links: they play while the page stays where it is, beside the runs.",
-    )
 
 
 def describe(run: Run, comparison: Comparison, points: int, sources: dict[Path, tuple[str, bool]]) -> dict[str, Any]:
@@ -62,8 +41,10 @@ def describe(run: Run, comparison: Comparison, points: int, sources: dict[Path, 
         "command": run.command,
         "tags": run.tags,
         "source": run.source,
-        "args": {name: value for name, value in run.args.items() if value is not None},
+        "args": {name: value for name, value in (run.args or run.settings).items() if value is not None},
+        "partial": not run.args,
         "last": run.steps,
+        "budget": budget(run),
         "time": round(run.seconds, 1),
         "steps": [round(float(x), 2) for x in steps],
         "seconds": rounded(seconds),
@@ -73,11 +54,23 @@ def describe(run: Run, comparison: Comparison, points: int, sources: dict[Path, 
     }
 
 
+def varying(runs: list[Run]) -> list[str]:
+    """The arguments in which runs differ, where they have them, or of which some runs of an algorithm have none."""
+    found = []
+    for algorithm in dict.fromkeys(run.algorithm for run in runs):
+        found += differences([run for run in runs if run.algorithm == algorithm])
+    for name in dict.fromkeys(name for run in runs for name in run.settings):
+        if len({run.settings[name] for run in runs if name in run.settings}) > 1:
+            found.append(name)
+    return [name for name in dict.fromkeys(found) if name != "commit"]
+
+
 def write(comparison: Comparison, path: Path, title: str, embed_videos_mb: float) -> None:
     """Write the page."""
     series = sum(len(run.curves) + 2 for run in comparison.runs)
     points = int(np.clip(NUMBERS / series, 20, 200))
-    sources, about_videos = video_sources(comparison.runs, path, embed_videos_mb)
+    paths = [video for run in comparison.runs for _, video in run.videos]
+    sources, about_videos = place_videos(paths, path, embed_videos_mb)
     data = {
         "title": title,
         "made": time.strftime("%Y-%m-%d %H:%M"),
@@ -87,7 +80,9 @@ def write(comparison: Comparison, path: Path, title: str, embed_videos_mb: float
         if {run.group for run in comparison.runs} <= {run.algorithm for run in comparison.runs}
         else "as compared",
         "t975": stats.T975,
-        "plumbing": sorted(PLUMBING | COMPUTED),
+        "varying": varying(comparison.runs),
+        "normalize": comparison.scale.name,
+        "scales": [{"name": x.name, "words": x.words, "bounds": x.bounds} for x in comparison.scales],
         "notes": comparison.notes(),
         "videos": about_videos,
         "runs": [describe(run, comparison, points, sources) for run in comparison.runs],
@@ -95,13 +90,13 @@ def write(comparison: Comparison, path: Path, title: str, embed_videos_mb: float
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace(
         "<", "\\u003c"
     )  # no tag ends the script early
-    parts = files("cleanrl_utils.rlops")
+    parts = files("cleanrl_utils.rlops").joinpath("web")
     page = parts.joinpath("page.html").read_text("utf-8")
     escaped = title.replace("&", "&amp;").replace("<", "&lt;")
     for mark, content in (
         ("__TITLE__", escaped),
         ("__STYLE__", parts.joinpath("page.css").read_text("utf-8")),
-        ("__SCRIPT__", parts.joinpath("page.js").read_text("utf-8")),
+        ("__SCRIPT__", "\n".join(parts.joinpath(f"{name}.js").read_text("utf-8") for name in SCRIPTS)),
         ("__DATA__", text),
     ):
         page = page.replace(mark, content, 1)

@@ -1,15 +1,15 @@
-"""Runs from where they are: folders with TensorBoard events, result files in git, or Weights & Biases."""
+"""Runs from where they are: folders with TensorBoard events, or result files in git."""
 
 import csv
 import hashlib
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -18,6 +18,7 @@ from cleanrl_utils.commands import command_again
 from cleanrl_utils.files import replacing
 from cleanrl_utils.git import git
 from cleanrl_utils.rlops.events import Curve, read_scalars
+from cleanrl_utils.rlops.videos import find_videos
 
 RETURN = "charts/episodic_return"
 POINTS = 50  # rows of a run in a result file
@@ -26,8 +27,14 @@ COLUMNS += ["commit", "versions", "hardware", "command"]
 # Arguments that do not tell two experiments apart.
 PLUMBING = {"exp_name", "env_id", "seed", "track", "wandb_project_name", "wandb_entity", "capture_video", "save_model"}
 PLUMBING |= {"upload_model", "hf_entity", "checkpoint_frequency", "resume", "accelerate"}
-COMPUTED = {"batch_size", "minibatch_size", "num_iterations"}
+TRIAL = re.compile(r"_trial\d+__\d+__\d+$")  # how the tuner names its runs
+COMPUTED = {"batch_size", "minibatch_size", "num_iterations"}  # where there is a num_iterations
 Warn = Callable[[str], None]
+
+
+def plural(count: int, thing: str) -> str:
+    """1 run, 2 runs."""
+    return f"{count:,} {thing}" + ("" if count == 1 else "s")
 
 
 @dataclass
@@ -48,6 +55,7 @@ class Run:
     source: str = "runs"
     status: str = "finished"
     videos: list[tuple[int | None, Path]] = field(default_factory=list)  # training step (None: evaluation), file
+    budget: int = 0  # the steps it was meant to have, where that is known
     episodes: np.ndarray | None = None  # of a result file: how many episodes each point of the curve stands for
     last_100: float | None = None  # and the mean return of the last 100
     end: tuple[int, float] | None = None  # and the last step and second, which may lie beyond the last episode
@@ -65,6 +73,16 @@ class Run:
     @property
     def seconds(self) -> float:
         return self.end[1] if self.end else float(max(curve.seconds[-1] for curve in self.training))
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """What it was trained with, seed and plumbing aside; of a result file, the flags of its command."""
+        if self.args:
+            ignored = PLUMBING | COMPUTED if "num_iterations" in self.args else PLUMBING
+            return {name: str(value) for name, value in self.args.items() if name not in ignored}
+        flags = re.findall(r"--([\w-]+)((?: (?!--)\S+)*)", self.command)
+        settings = {name.replace("-", "_"): value.strip() or "True" for name, value in flags}
+        return {name: value for name, value in settings.items() if name not in PLUMBING}
 
     def score(self, metric: str, window: int) -> float:
         """Mean of the last `window` values; of a result file, of the stretches that hold about so many episodes."""
@@ -141,25 +159,35 @@ def commit_of(name: str, source: str) -> str:
     return found[-1] if found else ""
 
 
-def find_videos(run_dir: Path, args: dict, curves: dict[str, Curve]) -> list[tuple[int | None, Path]]:
-    """The run's videos with the training step at which each ended; None for those of the evaluation.
+def read_provenance(run_dir: Path, warn: Warn) -> dict:
+    """What the run knows of its origin; empty without it, or where it is damaged."""
+    path = run_dir / "provenance.json"
+    if not path.exists():
+        return {}
+    try:
+        facts = json.loads(path.read_text())
+        return {"global_step": facts.get("global_step")} | {
+            name: facts[name] for name in ("commit", "versions", "hardware", "tags")
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        warn(f"{run_dir}: provenance.json is damaged ({error}); not used")
+        return {}
 
-    The names hold the number of an episode of the first environment, whose episodes end at steps 1, 1 + num_envs, ...
+
+def note_progress(run: Run, run_dir: Path, global_step: int | None) -> None:
+    """Set the run's budget, and its status where it has not used it up.
+
+    A run notes its step when it ends. One without that note has ended if its last logged step is near enough.
     """
-    ends = curves[RETURN].steps if RETURN in curves else np.array([])
-    ends = ends[(ends - 1) % args.get("num_envs", 1) == 0]
-    videos = []
-    for path in sorted(run_dir.glob("**/*.mp4")):
-        episode, step = (re.search(rf"{kind}-(\d+)", path.name) for kind in ("episode", "step"))
-        if "evaluation" in path.relative_to(run_dir).parts:
-            videos.append((None, path))
-        elif step:
-            videos.append((int(step[1]), path))
-        elif episode and int(episode[1]) < len(ends):
-            videos.append((int(ends[int(episode[1])]), path))
-        else:  # of an episode that did not end
-            videos.append((int(curves[RETURN].steps[-1]) if RETURN in curves else 0, path))
-    return sorted(videos, key=lambda video: (video[0] is None, video[0] or 0, video[1]))
+    args = run.args
+    rollout = args.get("num_envs", 1) * args.get("num_steps", 1)  # trainings end with whole rollouts
+    run.budget = args.get("total_timesteps", 0) // rollout * rollout
+    run.budget += args.get("offline_steps", 0)  # updates before the first environment step count as steps
+    slack = max(1000, run.budget // 100) if global_step is None else 0
+    if max(run.steps, global_step or 0) >= run.budget - slack:
+        return
+    latest = max(path.stat().st_mtime for path in run_dir.glob("events.*"))
+    run.status = "running" if time.time() - latest < 180 else f"stopped at {run.steps / run.budget:.0%}"
 
 
 def read_folder(run_dir: Path, warn: Warn, wanted: Callable[[dict], bool] = lambda args: True) -> Run | None:
@@ -177,27 +205,20 @@ def read_folder(run_dir: Path, warn: Warn, wanted: Callable[[dict], bool] = lamb
         warn(f"{run_dir}: nothing logged yet; left out")
         return None
     run = Run(name, algorithm, env_id, seed, curves, args, source=str(run_dir.parent))
-    expected = args.get("num_iterations", 0) * args.get("batch_size", 0) or args.get("total_timesteps", 0)
-    expected += args.get("offline_steps", 0)  # updates before the first environment step count as steps
-    if run.steps < expected - max(1000, expected // 100):
-        latest = max(path.stat().st_mtime for path in run_dir.glob("events.*"))
-        run.status = "running" if time.time() - latest < 180 else f"stopped at {run.steps / expected:.0%}"
+    facts = read_provenance(run_dir, warn)
+    note_progress(run, run_dir, facts.get("global_step"))
     source = next(run_dir.glob("*.py"), None)
     if source:
         try:
             run.command = command_again(source, args)
         except SyntaxError:
             pass
-    if (run_dir / "provenance.json").exists():
-        try:
-            facts = json.loads((run_dir / "provenance.json").read_text())
-            run.commit, run.versions, run.hardware = facts["commit"], facts["versions"], facts["hardware"]
-            run.tags = facts["tags"]
-        except (ValueError, KeyError, TypeError) as error:
-            warn(f"{run_dir}: provenance.json is damaged ({error}); not used")
+    if facts:
+        run.commit, run.versions, run.hardware = facts["commit"], facts["versions"], facts["hardware"]
+        run.tags = facts["tags"]
     elif source:
         run.commit = commit_of(source.name, source.read_text())
-    run.videos = find_videos(run_dir, args, curves)
+    run.videos = find_videos(run_dir, args, curves.get(RETURN))
     return run
 
 
@@ -208,6 +229,11 @@ def read_rows(result_file: Path) -> list[dict]:
         if not set(COLUMNS) <= set(reader.fieldnames or []):
             raise ValueError(f"{result_file}: not a result file; its columns should be {', '.join(COLUMNS)}")
         return list(reader)
+
+
+def is_result_file(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.readline().strip() == ",".join(COLUMNS).encode()
 
 
 def key(row: dict) -> tuple:
@@ -279,59 +305,49 @@ def append_results(result_file: Path, runs: Iterable[Run]) -> tuple[int, int]:
     return added, replaced
 
 
-def read_paths(paths: Iterable[Path], warn: Warn, wanted: Callable[[dict], bool] = lambda args: True) -> list[Run]:
-    """The runs of run folders, folders of them, result files and folders of those; unwanted ones may lack curves."""
-    folders, files = [], []
+def left_aside(folder: Path) -> str:
+    """Why a run that was found, but not named, is not compared; empty for the others."""
+    if "abandoned" in folder.parts:
+        return "abandoned by the benchmark"
+    return "of trials of the tuner" if TRIAL.search(folder.name) else ""
+
+
+def read_paths(
+    paths: Iterable[Path],
+    warn: Warn,
+    wanted: Callable[[dict], bool] = lambda args: True,
+    named: Iterable[str] = (),
+) -> list[Run]:
+    """The runs of run folders, folders of them, result files and folders of those; unwanted ones may lack curves.
+
+    What the benchmark has abandoned and the tuner has tried stays out, unless the folder itself or the experiment is
+    named.
+    """
+    folders, files, aside = [], [], Counter()
     for path in paths:
         if path.is_file():
             files.append(path)
         elif (path / "args.json").exists():
             folders.append(path)
         elif path.is_dir():
-            folders += sorted(x.parent for x in path.glob("**/args.json"))
-            files += sorted(x for x in path.glob("*.csv") if x.read_bytes().startswith(",".join(COLUMNS).encode()))
+            for folder in sorted(x.parent for x in path.glob("**/args.json")):
+                reason = left_aside(folder.relative_to(path))
+                if reason and not any(f"__{name}__" in folder.name for name in named):
+                    aside[reason] += 1
+                else:
+                    folders.append(folder)
+            files += sorted(filter(is_result_file, path.glob("*.csv")))
         else:
             raise ValueError(f"{path}: no such file or folder")
+    results = list(filter(is_result_file, files))
+    for file in files:  # benchmark/results/*.csv are not all of that kind; what is named alone has to be
+        if results and file not in results:
+            warn(f"{file}: not a result file; left out")
+    for reason, count in aside.items():
+        warn(f"{plural(count, 'run')} {reason}: left out; name a folder or its --exp-name to see it")
     progress = tqdm(dict.fromkeys(folders), "reading runs", leave=False, delay=1, disable=None)
     runs = [run for folder in progress if (run := read_folder(folder, warn, wanted))]
     names = {run.name for run in runs}
-    return runs + [run for file in dict.fromkeys(files) for run in read_results(file) if run.name not in names]
-
-
-def read_wandb(
-    where: str,
-    exp_names: list[str],
-    env_ids: list[str],
-    tags: list[str],
-    metric: str,
-    scan_history: bool,
-    warn: Warn,
-    api: Any = None,
-) -> list[Run]:
-    """The runs of a project on Weights & Biases: sampled histories, or with `scan_history` whole ones (slow)."""
-    if api is None:
-        import wandb
-
-        api = wandb.Api()
-    conditions = [{"config.exp_name.value": {"$in": exp_names}}] if exp_names else []
-    conditions += [{"config.env_id.value": {"$in": env_ids}}] if env_ids else []
-    if tags:
-        conditions.append({"$or": [{"$and": [{"tags": tag} for tag in group.split(";")]} for group in tags]})
-    runs = []
-    keys = ["global_step", "_runtime", metric]
-    for found in api.runs(where, filters={"$and": conditions} if conditions else {}):
-        rows = found.scan_history(keys=keys) if scan_history else found.history(samples=10_000, keys=keys, pandas=False)
-        points = [[float(row[x]) for x in keys] for row in rows if all(row.get(x) is not None for x in keys)]
-        curves = finite(found.name, {metric: Curve(*np.array(points).T)} if points else {}, warn)
-        if not curves:
-            warn(f"{found.name} on W&B: has no {metric}; left out")
-            continue
-        config = found.config
-        if missing := [name for name in ("exp_name", "env_id", "seed") if name not in config]:
-            warn(f"{found.name} on W&B: has no {missing[0]}; left out")
-            continue
-        run = Run(found.name, config["exp_name"], config["env_id"], config["seed"], curves, config)
-        run.tags, run.commit, run.source = list(found.tags), (found.commit or "")[:7], found.url
-        run.status = found.state
-        runs.append(run)
-    return runs
+    return runs + [
+        run for file in dict.fromkeys(results or files) for run in read_results(file) if run.name not in names
+    ]

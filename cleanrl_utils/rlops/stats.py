@@ -35,6 +35,11 @@ def resample(strata: Strata, rng: np.random.Generator) -> list[np.ndarray]:
     return [rng.choice(scores, (REPS, len(scores))) for scores in strata]
 
 
+def several(*strata: Strata) -> bool:
+    """Whether there are several seeds everywhere: resampling a single one gives an interval of no width."""
+    return all(len(scores) > 1 for group in strata for scores in group)
+
+
 def interval(statistic: Callable[..., np.ndarray], *strata: Strata) -> tuple[np.ndarray, np.ndarray]:
     """95% percentile interval by stratified bootstrap; every algorithm (argument) is resampled on its own."""
     rng = np.random.default_rng(0)
@@ -45,6 +50,30 @@ def interval(statistic: Callable[..., np.ndarray], *strata: Strata) -> tuple[np.
 def pooled_iqm(strata: Strata) -> np.ndarray:
     """Interquartile mean of all scores of an algorithm together."""
     return iqm(np.concatenate(strata, axis=-1))
+
+
+def median_of_means(strata: Strata) -> np.ndarray:
+    """Median over the environments of the mean over their seeds."""
+    return np.median([x.mean(-1) for x in strata], axis=0)
+
+
+def mean_of_means(strata: Strata) -> np.ndarray:
+    """Mean over the environments of the mean over their seeds."""
+    return np.mean([x.mean(-1) for x in strata], axis=0)
+
+
+def optimality_gap(strata: Strata) -> np.ndarray:
+    """How far the runs stay below a normalized score of 1 on average; what is above it does not make up for others."""
+    return 1 - np.minimum(np.concatenate(strata, axis=-1), 1).mean(-1)
+
+
+def iqm_over_time(strata: Strata, reps: int = 500) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Interquartile mean at every point of time with its 95% interval; here, strata have the shape (seeds, points)."""
+    rng = np.random.default_rng(0)
+    drawn = [x[rng.integers(len(x), size=(reps, len(x)))] for x in strata]  # whole curves: (reps, seeds, points)
+    samples = iqm(np.concatenate(drawn, axis=1).swapaxes(1, 2))
+    low, high = np.percentile(samples, [2.5, 97.5], axis=0)
+    return iqm(np.concatenate(strata).T), low, high
 
 
 def profile(strata: Strata, thresholds: np.ndarray) -> np.ndarray:
