@@ -276,7 +276,7 @@ def test_hyper_parameters_of_a_run_open_with_a_click(opened, trained):
     lines = text.splitlines()
     assert lines[lines.index("learning_rate") + 1] == str(args["learning_rate"])
     assert lines[lines.index("num_steps") + 1] == "64"
-    assert "python cleanrl/ppo.py --seed 1 --no-cuda" in text
+    assert "python cleanrl/ppo.py --env-id CartPole-v1 --seed 1 --no-cuda" in text
     opened.browser.execute_script("document.querySelectorAll('#runs tr.run')[1].click()")
     assert opened.ask("document.querySelector('#runs .details')") is None
 

@@ -1,15 +1,6 @@
 """Tune the hyper-parameters of an algorithm file with Optuna.
 
-Usage:
-    from cleanrl_utils.tuner import Tuner
-
-    tuner = Tuner(
-        script="cleanrl/ppo.py",
-        metric="charts/episodic_return",
-        target_scores={"CartPole-v1": [0, 500], "Acrobot-v1": [-500, 0]},
-        params_fn=lambda trial: {"learning-rate": trial.suggest_float("learning-rate", 3e-4, 3e-3, log=True)},
-    )
-    tuner.tune(num_trials=10, num_seeds=3, workers=2)
+Usage: see tuner_example.py
 
 A trial is one set of parameters, trained on every environment with every seed, each training in its own process. While
 they train, their TensorBoard curves are read and a hopeless trial is pruned. The study lives in a database: running the
