@@ -129,6 +129,11 @@ def train(name: str, task: str, steps: int, folder: Path) -> list[str]:
     return [sys.executable, str(ROOT / "cleanrl" / script), "--no-cuda", *flags]
 
 
+def heed_interrupts() -> None:
+    """In the new process: Ctrl+C works even if this program runs in the background, where it is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Contestant:
     """A training that runs only in its turns."""
 
@@ -144,6 +149,7 @@ class Contestant:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a group of its own, to be stopped with all its processes
+                preexec_fn=heed_interrupts,
             )
         self.signal(signal.SIGSTOP)
 

@@ -84,7 +84,7 @@ class Session:
 
         tuner, (done, _) = self.tuner, self.counts()
         size = f"{count(len(tuner.target_scores) * self.num_seeds, 'training')} each, {self.workers} at once"
-        self.progress.write(f"study {tuner.study_name}: {done} of {self.num_trials} trials done, {size}")
+        self.progress.write(f"study {tuner.study_name}: {done} of {count(self.num_trials, 'trial')} done, {size}")
         if isinstance(tuner.storage, str) and tuner.storage.startswith("sqlite"):
             self.progress.write(f"watch:    optuna-dashboard {tuner.storage}")
         self.progress.update(done)
