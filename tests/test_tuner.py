@@ -458,9 +458,9 @@ def test_the_example_tunes_ppo(folder):
     """As documented, shortened: fewer steps, trials and seeds, and without Acrobot, whose first episode is longer."""
     shutil.copytree(ROOT / "cleanrl", folder / "cleanrl")
     example = (ROOT / "tuner_example.py").read_text()
-    short = example.replace("100000", "1280").replace("num_trials=100, num_seeds=3", "num_trials=1, num_seeds=1")
+    short = example.replace("100000", "2560").replace("num_trials=100, num_seeds=3", "num_trials=1, num_seeds=1")
     short = re.sub(r' *"Acrobot-v1".*\n', "", short)
-    assert short.count("1280") == 1 and "num_trials=1," in short and "Acrobot" not in short
+    assert short.count("2560") == 1 and "num_trials=1," in short and "Acrobot" not in short
     (folder / "tuner_example.py").write_text(short)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "tuner_example.py"], capture_output=True, text=True, env=environment)
