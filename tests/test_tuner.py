@@ -293,6 +293,11 @@ def test_a_name_with_strange_characters_is_no_path(folder):
     assert (folder / "runs" / "tuner" / "a_b_c").is_dir()
 
 
+def test_the_folder_of_the_database_is_made(folder):
+    make(storage="sqlite:///new/folder/study.db").tune(num_trials=1, num_seeds=1)
+    assert len(trials_of("sqlite:///new/folder/study.db")) == 1
+
+
 def test_a_finished_study_is_not_run_again(folder, capsys):
     make().tune(num_trials=2, num_seeds=1)
     best = make().tune(num_trials=2, num_seeds=1)

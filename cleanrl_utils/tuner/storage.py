@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ def open_storage(url: str, tries: int = 10) -> "optuna.storages.RDBStorage":
     import optuna
     import sqlalchemy
 
+    if url.startswith("sqlite:///"):
+        Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
     waits = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
     try:
         return optuna.storages.RDBStorage(
