@@ -99,7 +99,8 @@ class View:
         """Running and failed experiments first, as many as fit on the screen."""
         table = Table(box=None, header_style="bold", pad_edge=False)
         table.add_column("environment")
-        for name in ("seed", "state", "steps", "SPS", "return", "time", "left", "CPU", "memory"):
+        usage = ("CPU", "memory") if self.console.width >= 100 else ()  # the name of the environment comes first
+        for name in ("seed", "state", "steps", "SPS", "return", "time", "left", *usage):
             table.add_column(name, justify="left" if name == "state" else "right")
         order = {status: place for place, status in enumerate(("running", "failed", "interrupted", "done", "waiting"))}
         rows = sorted(self.experiments, key=lambda experiment: order[self.states[experiment.name].status])
@@ -111,6 +112,7 @@ class View:
             if running and state.step and state.total_steps:
                 steps += f" {100 * state.step / state.total_steps:3.0f}%"
             elapsed = state.seconds + (time.time() - (state.started or time.time()) if running else 0)
+            used = [f"{state.cpu:.0f}%", f"{state.memory / 1e9:.1f} GB"] if state.memory else ["", ""]
             table.add_row(
                 experiment.env_id,
                 str(experiment.seed),
@@ -120,8 +122,7 @@ class View:
                 number(state.episodic_return),
                 duration(elapsed) if elapsed else "",
                 duration(seconds_left([state], 1)) if running and state.sps and state.total_steps else "",
-                f"{state.cpu:.0f}%" if state.memory else "",
-                f"{state.memory / 1e9:.1f} GB" if state.memory else "",
+                *used[: len(usage)],
             )
         more = [Text(f"... and {len(rows) - room} more")] if len(rows) > room else []
         return Group(table, *more, Text(self.counts(), "bold"), Text(str(self.machine), "dim"))

@@ -17,7 +17,7 @@ from conftest import PPO, ROOT, curves, heed_interrupts
 from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
 
 from cleanrl_utils import benchmark
-from cleanrl_utils.benchmark_view import mean_and_std, seconds_left
+from cleanrl_utils.benchmark_view import View, mean_and_std, seconds_left
 from cleanrl_utils.engines import spec
 from cleanrl_utils.engines.local import share
 from cleanrl_utils.experiment import Experiment, State, read_state
@@ -304,6 +304,17 @@ def test_the_load_of_gpus_is_shown_where_nvidia_smi_tells_it(tmp_path, monkeypat
     assert gpus() == ["GPU 0 45%, 3.1 of 79.6 GB", "GPU 1 0%, 0.0 of 79.6 GB"]
     program.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
     assert gpus() == []
+
+
+@pytest.mark.parametrize("width, has_room", [(80, False), (110, True)])
+def test_a_narrow_terminal_shows_names_in_full_rather_than_what_is_used(width, has_room, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    experiment = Experiment("python ppo_atari.py", "BreakoutNoFrameskip-v4", 1)
+    running = {"step": 75_064, "total_steps": 10**7, "sps": 12345, "episodic_return": 423.5, "started": time.time()}
+    view = View([experiment], {experiment.name: State("running", **running, cpu=187.4, memory=3_400_000_000)}, 1)
+    view.console.print(view.table())
+    shown = capsys.readouterr().out
+    assert "BreakoutNoFrameskip-v4" in shown and ("187%  3.4 GB" in shown) == ("memory\n" in shown) == has_room
 
 
 def test_one_seed_has_no_deviation():
