@@ -49,10 +49,9 @@ def prepare(args: Any, script: str) -> tuple[Any, dict | None]:
     global prepared_args
     crash.hide_ctrl_c()
     crash.forgive_closed_pipes()
-    prepared_args = args
     if not args.resume:
         check(args)
-        args = understand_env_id(args)
+        args = prepared_args = understand_env_id(args)
         check_upload(args)
         return args, None
     run_dir = args.resume

@@ -128,3 +128,14 @@ def test_an_edit_that_changes_args_in_the_loop_of_a_script_in_jax_stops_it(runne
     result = runner.run(edited, "--no-cuda", *flags, check=False)
     assert result.returncode == 1
     assert "args.gamma cannot change once the training has begun: JAX reads" in result.stderr
+
+
+@needs_jax
+@pytest.mark.parametrize("env_id", ["Breakout-v5", "BreakoutNoFrameskip-v4"])
+def test_args_that_a_script_reads_are_those_that_are_frozen(env_id):
+    """Also if the name of a game is changed to the file's own spelling, which makes a copy of them."""
+    from cleanrl import ppo_atari_envpool_xla_jax
+    from cleanrl_utils import run
+
+    args, _ = run.prepare(ppo_atari_envpool_xla_jax.Args(env_id=env_id), ppo_atari_envpool_xla_jax.__file__)
+    assert args is run.prepared_args
