@@ -132,8 +132,9 @@ def test_an_edit_that_changes_args_in_the_loop_of_a_script_in_jax_stops_it(runne
 
 @needs_jax
 @pytest.mark.parametrize("env_id", ["Breakout-v5", "BreakoutNoFrameskip-v4"])
-def test_args_that_a_script_reads_are_those_that_are_frozen(env_id):
+def test_args_that_a_script_reads_are_those_that_are_frozen(env_id, monkeypatch):
     """Also if the name of a game is changed to the file's own spelling, which makes a copy of them."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     from cleanrl import ppo_atari_envpool_xla_jax
     from cleanrl_utils import run
 
