@@ -146,7 +146,9 @@ def test_run_that_is_asked_to_stop_saves_and_resumes_to_the_bit(runner, number, 
 
 
 def test_closed_terminal_stops_a_run_like_sigterm_but_not_under_nohup(runner):
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
     process = runner.start(PPO, *ENDLESS)
+    signal.signal(signal.SIGHUP, inherited)
     run_dir = wait_for_start(runner, process)
     process.send_signal(signal.SIGHUP)
     process.communicate(timeout=60)

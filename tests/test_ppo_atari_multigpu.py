@@ -171,7 +171,8 @@ def test_only_rank_0_writes(trained):
     run_dir, result = trained
     assert [x.name for x in run_dir.parent.iterdir()] == [run_dir.name]
     events = list(run_dir.rglob("events*"))
-    files = {"args.json", "provenance.json", "checkpoint.pt", "ppo_atari_multigpu.py", "ppo_atari_multigpu.safetensors"}
+    files = {"args.json", "provenance.json", "progress.json", "checkpoint.pt"}
+    files |= {"ppo_atari_multigpu.py", "ppo_atari_multigpu.safetensors"}
     files.add(events[0].name)
     assert len(events) == 1 and {x.name for x in run_dir.iterdir()} == files
     assert result.stdout.count("global_step=384,") == 1 and result.stdout.count("evaluation:") == 1
