@@ -138,6 +138,16 @@ def test_the_best_parameters_are_printed_as_commands_that_run(folder, capsys):
     assert "--num-seeds 1 --start-seed 2" in output  # measured with seeds that were not tuned on
 
 
+def test_a_script_may_name_its_environment_in_its_own_way(folder):
+    """As the files on EnvPool do, to which BreakoutNoFrameskip-v4 is Breakout-v5: it notes where its run is."""
+    text = SCRIPT.replace("os.makedirs(run_dir)", "run_dir = run_dir.replace('A-v0', 'B-v5')\nos.makedirs(run_dir)\n"
+                          "open(os.environ['CLEANRL_RUN_DIR_FILE'], 'w').write(run_dir)")  # fmt: skip
+    (folder / "stand_in.py").write_text(text)
+    make().tune(num_trials=1, num_seeds=1)
+    (trial,) = trials_of()
+    assert trial.value == pytest.approx(trial.params["quality"])
+
+
 def test_workers_train_at_once(folder):
     make(lambda trial: {"quality": trial.number, "pause": 0.1}, workers=2).tune(num_trials=2, num_seeds=1)
     first, second = calls(folder)

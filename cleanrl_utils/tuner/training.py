@@ -37,6 +37,11 @@ class Training:
         return f"{self.env_id} seed {self.seed}"
 
     @property
+    def note(self) -> Path:
+        """Where the script writes the name of its run's folder."""
+        return self.log.with_suffix(".run_dir")
+
+    @property
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
@@ -48,7 +53,9 @@ class Training:
     def start(self, threads: int) -> None:
         """Run the script; a session of its own lets `stop` reach whatever it starts itself."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.note.unlink(missing_ok=True)
         environment = {"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONUNBUFFERED": "1"}
+        environment["CLEANRL_RUN_DIR_FILE"] = str(self.note.absolute())
         with open(self.log, "wb") as log:
             settings = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
             self.process = subprocess.Popen(self.command, env=environment, preexec_fn=die_with_parent, **settings)
@@ -58,10 +65,16 @@ class Training:
             signal_group(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
+    def find_run(self) -> Path | None:
+        """The folder that the script has noted, as it may spell the environment in its own way, or else one by name."""
+        if self.note.exists():
+            return Path(self.note.read_text())
+        return max(Path("runs").glob(self.run_pattern), key=lambda path: path.stat().st_mtime, default=None)
+
     def read(self, metric: str, window: int) -> bool:
         """Extend the curve by what has been logged since the last look; returns whether that was the last."""
         finished = not self.running  # before reading: what is read then is all there is
-        run_dir = max(Path("runs").glob(self.run_pattern), key=lambda path: path.stat().st_mtime, default=None)
+        run_dir = self.find_run()
         if run_dir is None:
             return finished
         size = sum(path.stat().st_size for path in run_dir.glob("events.out.tfevents.*"))
