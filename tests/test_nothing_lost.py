@@ -61,7 +61,9 @@ def kill_and_resume(runner: Runner, *flags) -> Path:
     return run_dir
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0"])
+@pytest.mark.parametrize(
+    "env_id", ["CartPole-v1", "Acrobot-v1", pytest.param("MountainCar-v0", marks=pytest.mark.slow)]
+)
 def test_resumed_run_equals_one_that_never_stopped(runner, env_id):
     flags = [*SHORT, "--total-timesteps", 100 * 64, "--save-model", "--env-id", env_id]
     never_stopped = runner.train(*flags)

@@ -227,7 +227,10 @@ def test_pools_play_at_the_same_time(recorded):
     assert recorded.time == NUM_STEPS * ITERATIONS
 
 
-@pytest.mark.parametrize("num_envs, sizes", [(1, [1]), (5, [3, 2]), (64, [32, 32]), (70, [32, 32, 6])])
+@pytest.mark.parametrize(
+    "num_envs, sizes",
+    [(1, [1]), (5, [3, 2]), pytest.param(64, [32, 32], marks=pytest.mark.slow), (70, [32, 32, 6])],
+)
 def test_pools_share_any_number_of_environments(num_envs, sizes, tmp_path):
     flags = ["--no-cuda", "--num-envs", num_envs, "--num-steps", 2, "--num-minibatches", 1, "--update-epochs", 1]
     run = run_script(tmp_path, "--env-id", "Breakout-v5", *flags, "--total-timesteps", 4 * num_envs)

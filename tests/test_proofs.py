@@ -18,6 +18,14 @@ from cleanrl_utils.accelerate.proofs import PROVING, ProofError
 RELEASED = sorted(path for path in (ROOT / "cleanrl").glob("*.py") if "import torch" in path.read_text())
 VERSION = torch.__version__.partition("+")[0]
 files = pytest.mark.parametrize("script", RELEASED, ids=lambda script: script.stem)
+# One of each kind is trained by default, the others with `-m slow`: a file takes ten seconds.
+KINDS = {"ppo", "ppo_continuous_action", "ppo_atari", "ppo_atari_lstm", "ppo_trxl", "pqn", "dqn", "dqn_atari", "c51"}
+KINDS |= {"ppo_atari_envpool", "sac_continuous_action"}
+some_files = pytest.mark.parametrize(
+    "script",
+    [pytest.param(x, marks=[] if x.stem in KINDS else pytest.mark.slow) for x in RELEASED],
+    ids=lambda script: script.stem,
+)
 
 
 def skip_without_packages(script: Path) -> None:
@@ -77,7 +85,7 @@ def check_proof(script: Path, device: str) -> None:
         assert replayed["update"] > 0
 
 
-@files
+@some_files
 def test_replayed_training_equals_the_training_as_written(script, fast_start):
     skip_without_packages(script)
     check_proof(script, "cpu")

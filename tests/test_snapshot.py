@@ -92,6 +92,7 @@ def test_restored_physics_continue_exactly(env_id, warm_up):
     assert in_bits(play(others, actions[warm_up:])) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("mujoco"), reason="needs cleanrl[mujoco]")
 def test_restored_physics_are_filmed_as_they_would_have_been(tmp_path):
     if not (os.environ.get("DISPLAY") or os.environ.get("MUJOCO_GL")):
