@@ -107,7 +107,8 @@ def run(command: list, folder: str, core: int | None = None) -> str:
     env = os.environ | {"PYTHONPATH": PATHS, "PYTHONUNBUFFERED": "1"}
     done = subprocess.run([*pin, *map(str, command)], cwd=folder, env=env, text=True, capture_output=True)
     if done.returncode:
-        sys.exit(f"{command[:2]} failed:\n{done.stderr[-2000:]}")
+        reason = (done.stderr.strip() or "it printed nothing").splitlines()[-1]
+        sys.exit(f"{Path(command[0]).name} {command[1]} failed: {reason}")
     return done.stdout
 
 
@@ -149,6 +150,8 @@ def ppo_jax_on_one_core(args: argparse.Namespace) -> float:
                 points.append((int(found[1]), used.user + used.system))
         if process.wait():
             sys.exit("ppo_jax.py failed")
+    if len(points) < 3:
+        sys.exit("ppo_jax.py has printed too few lines to measure: raise --steps")
     (first_step, first_time), (last_step, last_time) = points[1], points[-1]
     return (last_step - first_step) / (last_time - first_time)
 
@@ -226,6 +229,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.task == "rejax" and not args.rejax_python:
         sys.exit("--task rejax: make an environment with `pip install rejax` and name its python with --rejax-python")
+    if args.rejax_python and not args.rejax_python.exists():
+        sys.exit(f"--rejax-python {args.rejax_python}: no such file")
+    if args.rounds < 1:
+        sys.exit("--rounds must be at least 1")
     for name, value in DEFAULTS[args.task].items():
         if getattr(args, name) is None:
             setattr(args, name, value)

@@ -139,6 +139,8 @@ def test_the_exported_policy_acts_like_the_original(name, tmp_path):
         outcome = dict(zip(names, session.run(None, feed | {"obs": obs}), strict=True))
         expected = policy(obs)
         np.testing.assert_allclose(outcome["action"], expected, rtol=1e-5, atol=1e-5)
+        if "scores" in names:
+            np.testing.assert_array_equal(outcome["scores"].argmax(-1), outcome["action"])
         seen.append(expected)
         memories = [name for name in names if name.startswith("next_")]
         feed |= {name.removeprefix("next_"): outcome[name] for name in memories}  # they go on
