@@ -125,15 +125,29 @@ def make_envs(env_id, num_envs, capture_video, run_dir):
     return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
 
+class Dense(nn.Module):  # differs from dqn.py: Flax's own layer starts with biases of zero
+    """A linear layer that starts as in PyTorch: weights and biases are uniform within 1 / sqrt(number of inputs)."""
+
+    size: int
+
+    @nn.compact
+    def __call__(self, x):
+        bound = x.shape[-1] ** -0.5
+        uniform = partial(jax.random.uniform, minval=-bound, maxval=bound)
+        kernel = self.param("kernel", uniform, (x.shape[-1], self.size))
+        bias = self.param("bias", uniform, (self.size,))
+        return x @ kernel + bias
+
+
 class QNetwork(nn.Module):  # differs from dqn_jax.py: an action has a probability for each atom, as logits
     num_actions: int
     num_atoms: int
 
     @nn.compact
     def __call__(self, x):
-        x = nn.relu(nn.Dense(120, name="layer1")(x))
-        x = nn.relu(nn.Dense(84, name="layer2")(x))
-        logits = nn.Dense(self.num_actions * self.num_atoms, name="head")(x)
+        x = nn.relu(Dense(120, name="layer1")(x))
+        x = nn.relu(Dense(84, name="layer2")(x))
+        logits = Dense(self.num_actions * self.num_atoms, name="head")(x)
         return logits.reshape(-1, self.num_actions, self.num_atoms)  # (batch, actions, atoms)
 
 
@@ -156,8 +170,7 @@ class ReplayBuffer:
 
     def add(self, obs, next_obs, actions, rewards, terminations):
         columns = [obs, next_obs, actions.reshape(len(obs), -1), rewards[:, None], terminations[:, None]]
-        rows = np.concatenate(columns, axis=1)
-        for row in rows:
+        for row in np.concatenate(columns, axis=1):
             self.rows[self.num_added % len(self.rows)] = row
             self.num_added += 1
 
@@ -242,11 +255,13 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
 
 
 if __name__ == "__main__":
-    args = tyro.cli(Args)
     try:  # checkpoints, evaluation and tracking; this file also trains on its own
         from cleanrl_utils import run
+
+        args = run.parse_args(Args)
     except ImportError:
         run = None
+        args = tyro.cli(Args)
         if args.resume or args.track or args.upload_model:
             sys.exit("--resume, --track, --upload-model: install cleanrl_utils for them")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again

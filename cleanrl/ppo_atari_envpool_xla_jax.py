@@ -200,11 +200,9 @@ def add_next_advantage(advantages, decays, step):
 
 
 def compute_gae(rewards, terminations, truncations, values, next_values, gamma, gae_lambda):
-    """Detail 5: advantages and returns by GAE (Schulman et al. 2016). All arrays are (num_steps, num_envs).
-
-    `next_values` belong to the observations that really came next, also after a truncation. After a termination,
-    nothing comes next. Advantages do not flow from one episode into the one before it.
-    """
+    """Detail 5: advantages and returns by GAE (Schulman et al. 2016). All arrays are (num_steps, num_envs)."""
+    # `next_values` belong to the observations that really came next, also after a truncation. After a termination,
+    # nothing comes next. Advantages do not flow from one episode into the one before it.
     deltas = rewards + gamma * next_values * ~terminations - values
     dones = terminations | truncations
     decays = gamma * gae_lambda * ~dones
@@ -272,11 +270,13 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):  # differs 
 
 
 if __name__ == "__main__":
-    args = tyro.cli(Args)
     try:  # checkpoints, evaluation and tracking; this file also trains on its own
         from cleanrl_utils import run
+
+        args = run.parse_args(Args)
     except ImportError:
         run = None
+        args = tyro.cli(Args)
         if args.resume or args.track or args.upload_model:
             sys.exit("--resume, --track, --upload-model: install cleanrl_utils for them")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again

@@ -173,11 +173,9 @@ def radam_rectification(num_updates, beta2=0.999):
 
 
 def compute_lambda_returns(rewards, terminations, truncations, next_values, gamma, q_lambda):
-    """Targets of the Q-network by Peng's Q(lambda), the last step first. All tensors are (num_steps, num_envs).
-
-    `next_values` belong to the observations that really came next, also after a truncation. After a termination,
-    nothing comes next. Returns do not flow from one episode into the one before it.
-    """
+    """Targets of the Q-network by Peng's Q(lambda), the last step first. All tensors are (num_steps, num_envs)."""
+    # `next_values` belong to the observations that really came next, also after a truncation. After a termination,
+    # nothing comes next. Returns do not flow from one episode into the one before it.
     returns = torch.zeros_like(rewards)
     next_return = next_values[-1]  # what comes after the rollout is predicted
     for step in reversed(range(len(rewards))):
@@ -213,11 +211,13 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
 
 
 if __name__ == "__main__":
-    args = tyro.cli(Args)
     try:  # checkpoints, evaluation, tracking and acceleration; this file also trains on its own
         from cleanrl_utils import run
+
+        args = run.parse_args(Args)
     except ImportError:
         run = None
+        args = tyro.cli(Args)
         if args.resume or args.track or args.upload_model or args.compile:
             sys.exit("--resume, --track, --upload-model, --compile: install cleanrl_utils for them")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again

@@ -377,11 +377,13 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
 
 
 if __name__ == "__main__":
-    args = tyro.cli(Args)
     try:  # checkpoints, evaluation, tracking and acceleration; this file also trains on its own
         from cleanrl_utils import run
+
+        args = run.parse_args(Args)
     except ImportError:
         run = None
+        args = tyro.cli(Args)
         if args.resume or args.track or args.upload_model or args.compile:
             sys.exit("--resume, --track, --upload-model, --compile: install cleanrl_utils for them")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again

@@ -124,9 +124,23 @@ def make_envs(env_id, num_envs, capture_video, run_dir):
     return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
 
+class Dense(nn.Module):  # differs from ddpg_continuous_action.py: Flax's own layer starts with biases of zero
+    """A linear layer that starts as in PyTorch: weights and biases are uniform within 1 / sqrt(number of inputs)."""
+
+    size: int
+
+    @nn.compact
+    def __call__(self, x):
+        bound = x.shape[-1] ** -0.5
+        uniform = partial(jax.random.uniform, minval=-bound, maxval=bound)
+        kernel = self.param("kernel", uniform, (x.shape[-1], self.size))
+        bias = self.param("bias", uniform, (self.size,))
+        return x @ kernel + bias
+
+
 def mlp(output_dim):
     # differs from ddpg_continuous_action.py: Flax sees the size of the input when the first one comes
-    return nn.Sequential([nn.Dense(256), nn.relu, nn.Dense(256), nn.relu, nn.Dense(output_dim)])
+    return nn.Sequential([Dense(256), nn.relu, Dense(256), nn.relu, Dense(output_dim)])
 
 
 class QNetwork(nn.Module):
@@ -197,8 +211,7 @@ class ReplayBuffer:
 
     def add(self, obs, next_obs, actions, rewards, terminations):
         columns = [obs, next_obs, actions.reshape(len(obs), -1), rewards[:, None], terminations[:, None]]
-        rows = np.concatenate(columns, axis=1)
-        for row in rows:
+        for row in np.concatenate(columns, axis=1):
             self.rows[self.num_added % len(self.rows)] = row
             self.num_added += 1
 
@@ -251,11 +264,13 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
 
 
 if __name__ == "__main__":
-    args = tyro.cli(Args)
     try:  # checkpoints, evaluation and tracking; this file also trains on its own
         from cleanrl_utils import run
+
+        args = run.parse_args(Args)
     except ImportError:
         run = None
+        args = tyro.cli(Args)
         if args.resume or args.track or args.upload_model:
             sys.exit("--resume, --track, --upload-model: install cleanrl_utils for them")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again

@@ -24,6 +24,7 @@ from cleanrl_utils.env_errors import explain_env_error  # noqa: F401
 from cleanrl_utils.env_ids import understand_env_id
 from cleanrl_utils.evaluate import SEED_OFFSET, describe_age, evaluate, model_args
 from cleanrl_utils.files import write_json
+from cleanrl_utils.flags import parse_args  # noqa: F401
 from cleanrl_utils.lock import lock, unlock
 from cleanrl_utils.memory import place_buffer  # noqa: F401
 from cleanrl_utils.restore import load, restore  # noqa: F401

@@ -1,0 +1,55 @@
+"""Flags as they were once written: a line that says how they are written now, before the parser says less.
+
+`--cuda False` is the spelling of argparse; here `cuda` is a switch, `--no-cuda` turns it off.
+"""
+
+import dataclasses
+import sys
+from typing import Any
+
+import tyro
+
+TRUE, FALSE = {"true", "t", "yes", "y", "1", "on"}, {"false", "f", "no", "n", "0", "off"}
+# What became of flags of earlier releases.
+RENAMED = {
+    "gym-id": "--env-id",
+    "env": "--env-id",
+    "prod-mode": "--track",
+    "torch-not-deterministic": "--no-torch-deterministic",
+    "kle-stop": "--target-kl with a number",
+    "kle-rollback": "--target-kl with a number",
+    "gae": "nothing: it is always on (--gae-lambda 1 is without)",
+    "cudagraphs": "--accelerate auto",
+    "jit": "--compile",
+}
+
+
+def parse_args(args_class: Any) -> Any:
+    """Read the flags of the command line; one that is spelt as it used to be ends the program with one line."""
+    line = find_old_spelling(args_class, sys.argv[1:])
+    if line:
+        sys.exit(line)
+    return tyro.cli(args_class)
+
+
+def find_old_spelling(args_class: Any, argv: list[str]) -> str | None:
+    """What to write instead of the first flag that is spelt the old way."""
+    fields = {field.name.replace("_", "-"): field for field in dataclasses.fields(args_class)}
+    switches = {name: field.default for name, field in fields.items() if isinstance(field.default, bool)}
+    for word, following in zip(argv, [*argv[1:], ""]):
+        if not word.startswith("--"):
+            continue
+        flag, equals, value = word[2:].partition("=")
+        name = flag.replace("_", "-")
+        value = value if equals else following
+        if name in RENAMED and name not in fields:
+            return f"--{flag}: write {RENAMED[name]}"
+        positive = name.removeprefix("no-") if name not in switches else name
+        if positive in switches and (equals or value.lower() in TRUE | FALSE):
+            if value.lower() not in TRUE | FALSE:
+                return f"--{flag} {value}: a switch takes no value; write --{positive} or --no-{positive}"
+            wanted = (value.lower() in TRUE) == (positive == name)  # --no-cuda True is off
+            write = f"--{positive}" if wanted else f"--no-{positive}"
+            default = " (or nothing: that is the default)" if wanted == switches[positive] else ""
+            return f"--{flag} {value}: a switch takes no value; write {write}{default}"
+    return None

@@ -1,0 +1,67 @@
+"""Flags of long ago get a line that says what to write now."""
+
+import pytest
+import tyro
+
+from cleanrl.ppo import Args
+from cleanrl_utils.flags import RENAMED, find_old_spelling, parse_args
+
+
+@pytest.mark.parametrize(
+    "words, write",
+    [
+        ("--cuda False", "write --no-cuda"),
+        ("--cuda=False", "write --no-cuda"),
+        ("--cuda false", "write --no-cuda"),
+        ("--cuda True", "write --cuda (or nothing: that is the default)"),
+        ("--cuda 0", "write --no-cuda"),
+        ("--no-cuda True", "write --no-cuda"),
+        ("--no-cuda False", "write --cuda (or nothing: that is the default)"),
+        ("--no_cuda=true", "write --no-cuda"),
+        ("--torch-deterministic False", "write --no-torch-deterministic"),
+        ("--torch_deterministic False", "write --no-torch-deterministic"),
+        ("--seed 2 --track True --env-id Acrobot-v1", "write --track"),
+        ("--track False", "write --no-track (or nothing: that is the default)"),
+        ("--capture_video=maybe", "write --capture-video or --no-capture-video"),
+        ("--gym-id CartPole-v1", "write --env-id"),
+        ("--gym_id=CartPole-v1", "write --env-id"),
+        ("--prod-mode", "write --track"),
+    ],
+)
+def test_old_spelling_is_answered_with_the_new_one(words, write):
+    line = find_old_spelling(Args, words.split())
+    assert line.endswith(write) and "\n" not in line and line.startswith("--")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "--no-cuda",
+        "--no_cuda",
+        "--track --seed 1",
+        "--env_id CartPole-v1",
+        "--exp-name False",
+        "--seed 0",
+        "--help",
+    ],
+)
+def test_what_is_right_is_left_to_the_parser(words):
+    assert find_old_spelling(Args, words.split()) is None
+
+
+@pytest.mark.parametrize("words", ["--no-cuda", "--track", "--no-torch-deterministic", "--env-id X", "--target-kl 0.1"])
+def test_what_is_recommended_is_understood(words):
+    tyro.cli(Args, args=words.split())
+
+
+def test_renamed_flags_are_none_of_today():
+    for name in RENAMED:
+        with pytest.raises(SystemExit):
+            tyro.cli(Args, args=[f"--{name}", "X"], console_outputs=False)
+
+
+def test_program_ends_with_the_line(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["ppo.py", "--cuda", "False"])
+    with pytest.raises(SystemExit, match="^--cuda False: a switch takes no value; write --no-cuda$"):
+        parse_args(Args)
