@@ -2,9 +2,11 @@
 
 import functools
 import gc
+import importlib
 import itertools
 import os
 import random
+import sys
 import weakref
 from types import SimpleNamespace
 
@@ -15,7 +17,7 @@ from torch import nn
 
 from cleanrl_utils import accelerate as acceleration
 from cleanrl_utils.accelerate import audit as audit_module
-from cleanrl_utils.accelerate import compile_update, replay
+from cleanrl_utils.accelerate import compile_update, replay, variables
 from cleanrl_utils.accelerate.audit import PERIOD, Audit, Snapshot
 from cleanrl_utils.accelerate.program import make_program, settle
 from cleanrl_utils.accelerate.recording import record
@@ -703,6 +705,29 @@ def test_counters_in_reach_of_modules_and_closures_are_seen():
         for _ in range(2):  # in the first call of by_hook, gradients are made
             _, recording = record(function, (torch.ones(2, 3),), {"network": network})
         assert "it changes" in recording.obstacle, function.__name__
+
+
+@pytest.mark.parametrize("home", ["lib/site-packages", "lib/dist-packages", "any/folder"])
+def test_objects_of_installed_libraries_are_not_looked_into(home, tmp_path, monkeypatch):
+    """A thread of a progress bar changes it at any time, also where pip's `--target` or Debian has put it."""
+    package = tmp_path / home / "some_bar"
+    package.mkdir(parents=True)
+    package.joinpath("__init__.py").write_text("")
+    package.joinpath("std.py").write_text("class Bar:\n    ticks = 0\n")
+    if home == "any/folder":
+        package.with_name("some_bar-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(package.parent)
+    bar = importlib.import_module("some_bar.std").Bar
+    assert not variables.is_open(bar)
+    del sys.modules["some_bar.std"], sys.modules["some_bar"]
+
+
+def test_objects_of_a_module_beside_the_script_are_looked_into(tmp_path, monkeypatch):
+    tmp_path.joinpath("my_counters.py").write_text("class Counter:\n    ticks = 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    counter = importlib.import_module("my_counters").Counter
+    assert variables.is_open(counter)
+    del sys.modules["my_counters"]
 
 
 def test_numbers_that_are_not_finite_are_no_change():

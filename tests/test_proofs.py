@@ -12,6 +12,7 @@ import torch
 from conftest import ROOT, Runner
 
 from cleanrl_utils import accelerate as acceleration
+from cleanrl_utils import lineage
 from cleanrl_utils.accelerate import proofs
 from cleanrl_utils.accelerate.proofs import PROVING, ProofError
 
@@ -294,3 +295,14 @@ def test_the_longest_beginning_of_a_name_chooses_the_short_training():
     assert len({tuple(x) for x in flags[:3]}) == 3
     assert "--local-num-envs" in flags[2]
     assert flags[3] == flags[0]
+
+
+def test_what_cannot_be_proven_is_said_in_a_line(own_files, capsys):
+    package = Path(proofs.__file__).parents[2] / "cleanrl"
+    assert proofs.prove([package / "__init__.py"], "cpu") == 1
+    assert "__init__.py: not proven on cpu: it trains nothing" in capsys.readouterr().err
+
+
+def test_jax_files_need_no_proof(capsys):
+    assert lineage.main(["prove", "dqn_jax"]) == 0
+    assert "dqn_jax.py: needs no proof" in capsys.readouterr().out

@@ -165,8 +165,10 @@ def train(script: Path, device: str, accelerate: str, folder: Path) -> list[np.n
     if result.returncode:
         lines = f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}".strip().splitlines()
         raise ProofError(lines[-1])
-    path = next(folder.glob("runs/*/checkpoint.pt"))
-    leaves = tree_flatten(torch.load(path, weights_only=False, map_location="cpu"))[0]
+    checkpoints = list(folder.glob("runs/*/checkpoint.pt"))
+    if not checkpoints:
+        raise ProofError("it trains nothing, or saves no checkpoint that PyTorch can read")
+    leaves = tree_flatten(torch.load(checkpoints[0], weights_only=False, map_location="cpu"))[0]
     leaves = [x.detach().numpy() if isinstance(x, torch.Tensor) else x for x in leaves]
     return [x for x in leaves if isinstance(x, np.ndarray)]
 

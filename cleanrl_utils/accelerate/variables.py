@@ -9,6 +9,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -153,5 +154,13 @@ def is_open(kind: type) -> bool:
     if module.startswith(("__main__", "torch.nn", "torch.optim", "types", "argparse")):
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
-    is_library = file is None or "site-packages" in file or file.startswith((STANDARD_LIBRARY, THIS_PACKAGE))
-    return not is_library
+    if file is None or file.startswith((STANDARD_LIBRARY, THIS_PACKAGE)):
+        return False
+    return not is_installed(Path(file).parent)
+
+
+@functools.cache
+def is_installed(folder: Path) -> bool:
+    """Whether packages were installed into a folder, or one above it, by pip or by a distribution of Linux."""
+    homes = [folder, *folder.parents]
+    return any(home.name in ("site-packages", "dist-packages") or any(home.glob("*.dist-info")) for home in homes)
