@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cleanrl_utils import backend, jax_trees, provenance, ranks, stop
+from cleanrl_utils import backend, jax_globals, jax_trees, provenance, ranks, stop
 from cleanrl_utils.backend import is_tensor
 from cleanrl_utils.commands import resume_command
 from cleanrl_utils.files import replacing
@@ -39,6 +39,7 @@ def checkpoint_due(args: Any, global_step: int, steps: int) -> bool:
     That is if they crossed a multiple of --checkpoint-frequency or ended the run, if ten minutes have passed since the
     last checkpoint, or if the run was asked to stop. With a frequency of 0, only the latter counts.
     """
+    jax_globals.check()
     is_late = time.monotonic() - last_saved > 60 * MINUTES
     if ranks.are_connected():
         stop.install()  # `start` has done this already, but not in every process

@@ -5,6 +5,7 @@ a copy of the algorithm file, `checkpoint.pt`, the model and videos.
 """
 
 import dataclasses
+import inspect
 import os
 import shutil
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from cleanrl_utils import backend, crash, jax_trees, progress, provenance, ranks, stop
+from cleanrl_utils import backend, crash, jax_globals, jax_trees, progress, provenance, ranks, stop
 from cleanrl_utils import checkpoint as checkpoints
 from cleanrl_utils.checkpoint import checkpoint_due, save_checkpoint, save_checkpoints  # noqa: F401 (for the files)
 from cleanrl_utils.checks import check, option
@@ -200,6 +201,7 @@ def start(run_dir: str, args: Any, script: str, global_step: int) -> Any:
         writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", global_step)
     if "\n    import jax\n" in Path(script).read_text():
         jax_trees.freeze(prepared_args)
+        jax_globals.watch(inspect.currentframe().f_back.f_globals)
     checkpoints.start_clock()
     stop.install()
     return writer

@@ -11,7 +11,7 @@ from conftest import ROOT, curves
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter as PyTorchWriter
 
-from cleanrl_utils import backend
+from cleanrl_utils import backend, jax_globals
 from cleanrl_utils.checkpoint import find_tensor, has_nan, is_not_finite
 from cleanrl_utils.writer import SummaryWriter
 
@@ -112,22 +112,68 @@ def test_writer_writes_what_that_of_pytorch_writes(tmp_path, monkeypatch):
 
 @needs_jax
 @pytest.mark.parametrize(
-    "name, loop, flags",
+    "name, flags",
     [
-        ("dqn_jax", "    for global_step in range(", ["--total-timesteps", "200", "--learning-starts", "100"]),
-        ("ppo_jax", "    for iteration in range(", ["--total-timesteps", "1024", "--num-seeds", "2"]),
+        ("dqn_jax", ["--total-timesteps", "200", "--learning-starts", "100"]),
+        ("ppo_jax", ["--total-timesteps", "1024", "--num-seeds", "2"]),
     ],
 )
-def test_an_edit_that_changes_args_in_the_loop_of_a_script_in_jax_stops_it(runner, name, loop, flags):
+@pytest.mark.parametrize(
+    "edit, message",
+    [
+        ("args.gamma = 0.9", "args.gamma cannot change once the training has begun: JAX reads"),
+        ("optimizer = optax.sgd(1e-3)", "`optimizer` has changed, and `"),
+    ],
+)
+def test_an_edit_in_the_loop_of_a_script_in_jax_that_would_have_no_effect_stops_it(runner, name, flags, edit, message):
     """Compiled functions would not see the change, and nobody would know."""
     text = (ROOT / "cleanrl" / f"{name}.py").read_text()
-    start = text.index(loop)
-    end = text.index("\n", start) + 1
+    end = text.index("        # Checkpoint: ")
     edited = runner.folder / f"{name}.py"
-    edited.write_text(text[:end] + "        args.gamma = 0.9\n" + text[end:])
+    edited.write_text(text[:end] + f"        {edit}\n" + text[end:])
     result = runner.run(edited, "--no-cuda", *flags, check=False)
     assert result.returncode == 1
-    assert "args.gamma cannot change once the training has begun: JAX reads" in result.stderr
+    assert message in result.stderr
+
+
+@needs_jax
+def test_variables_that_compiled_functions_read_are_found_through_functions_methods_and_objects():
+    script = """
+import jax
+from functools import partial
+RATE, STEPS, SCALE, OTHER, LIMIT = 0.5, [3], 2.0, 1.0, 4.0
+
+def helper(x):
+    return [x * RATE for _ in range(STEPS[0])][-1]
+
+class Network:
+    @property
+    def scale(self):
+        return SCALE
+    def __call__(self, x):
+        return x * self.scale
+
+network = Network()
+
+@partial(jax.jit, donate_argnums=0)
+def update(x):
+    def inner(y):
+        return min(y, LIMIT)
+    return inner(helper(network(x)))
+
+def not_compiled():
+    return OTHER
+"""
+    variables = {"__name__": "a_script"}
+    exec(compile(script, "a_script.py", "exec"), variables)
+    jax_globals.watch(variables)
+    assert set(jax_globals.read) == {"helper", "RATE", "STEPS", "network", "SCALE", "LIMIT"}
+    variables["OTHER"] = 2.0  # what no compiled function reads may change
+    jax_globals.check()
+    variables["SCALE"] = 3.0
+    with pytest.raises(RuntimeError, match="`SCALE` has changed, and `update` does not know it"):
+        jax_globals.check()
+    jax_globals.watch({})
 
 
 @needs_jax
