@@ -16,7 +16,7 @@ BIN = $(VENV)/bin
 # Each build would say that the theme is maintained until May 2027, and what comes after it.
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help install train test lint format docs docs-serve system clean distclean
+.PHONY: help install train test lint format results docs docs-serve system clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ format: $(VENV)/.installed-test ## rewrite the files in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+results: $(VENV)/.installed-results ## make tables, plots and the README's rows anew from benchmark/results/
+	$(BIN)/python benchmark/update.py
+
 docs: $(VENV)/.installed-docs ## build the site into site/: open site/index.html
 	$(MKDOCS) build --strict
 
@@ -58,6 +61,11 @@ $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip
 	$(BIN)/python -m pip install --disable-pip-version-check -q 'pip>=23.3' # older ones do not know the extra dm_control
 	$(BIN)/python -m pip install --disable-pip-version-check -e ".[$(TEST_EXTRAS)]"
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-results: pyproject.toml | $(BIN)/python
+	@$(BIN)/python -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip
+	$(BIN)/python -m pip install --disable-pip-version-check -e ".[rlops]"
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
