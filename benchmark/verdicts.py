@@ -212,18 +212,22 @@ def describe_verdict(row: Row, findings: dict[tuple[str, str], str]) -> str:
     return word
 
 
+def folded(details: str) -> str:
+    return f"<details><summary>how</summary><span>{details}</span></details>"
+
+
 def describe_runs(row: Row) -> str:
     """Commands, commits and hardware, folded."""
     script = script_of(row)
-    link = f"[`{script}.sh`](../benchmark/{script}.sh)"
+    details = f"[`{script}.sh`](../benchmark/{script}.sh)"
     if not row.runs:
-        return link
+        return folded(details)
     first = min(row.runs, key=lambda run: run.seed)
     command = f"`{first.command}`" if first.command else "its command was not kept"
     commits = ", ".join(dict.fromkeys(f"`{run.commit}`" for run in row.runs))
     hardware = "; ".join(dict.fromkeys(escape(run.hardware) for run in row.runs))
-    details = f"{link}<br>{command}<br>commit {commits}<br>{hardware}"
-    return f"<details><summary>how</summary>{details}</details>"
+    details += f"<br>{command}<br>commit {commits}<br>{hardware}"
+    return folded(details)
 
 
 def make_line(row: Row, findings: dict[tuple[str, str], str]) -> str:
