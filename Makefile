@@ -39,7 +39,7 @@ format: $(VENV)/.installed-test ## rewrite the files in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-results: $(VENV)/.installed-results ## make tables, plots and the README's rows anew from benchmark/results/
+results: $(VENV)/.installed-test ## make tables, plots and the README's rows anew from benchmark/results/
 	$(BIN)/python benchmark/update.py
 
 docs: $(VENV)/.installed-docs ## build the site into site/: open site/index.html
@@ -61,11 +61,6 @@ $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip
 	$(BIN)/python -m pip install --disable-pip-version-check -q 'pip>=23.3' # older ones do not know the extra dm_control
 	$(BIN)/python -m pip install --disable-pip-version-check -e ".[$(TEST_EXTRAS)]"
-	@touch $(VENV)/.installed $@
-
-$(VENV)/.installed-results: pyproject.toml | $(BIN)/python
-	@$(BIN)/python -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip
-	$(BIN)/python -m pip install --disable-pip-version-check -e ".[rlops]"
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
