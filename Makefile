@@ -16,7 +16,7 @@ BIN = $(VENV)/bin
 # Each build would say that the theme is maintained until May 2027, and what comes after it.
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: help install train test lint format docs docs-serve system clean distclean
+.PHONY: help install train test lint format results docs docs-serve system clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ lint: $(VENV)/.installed-test ## style, spelling, and whether the algorithm file
 format: $(VENV)/.installed-test ## rewrite the files in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+results: $(VENV)/.installed-test ## make tables, plots and the README's rows anew from benchmark/results/
+	$(BIN)/python benchmark/update.py
 
 docs: $(VENV)/.installed-docs ## build the site into site/: open site/index.html
 	$(MKDOCS) build --strict

@@ -132,8 +132,10 @@ def main(page: Path = README) -> None:
     text = page.read_text()
     if not MARKED.search(text):
         sys.exit(f"{page}: there is no table of algorithms in it")
-    page.write_text(regenerated(text))
-    print(f"{page.name}: the table of algorithms is up to date")
+    after = regenerated(text)
+    if after != text:
+        page.write_text(after)
+        print(f"{page.name}: table made anew")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# The runs behind the scores of dqn_jax.py: 3 environments, 5 seeds, 500,000 steps on the CPU, `JOBS` at a time.
-# The same command again skips what is finished and resumes what was interrupted.
+# The runs behind the scores of dqn_jax.py: 3 tasks, seeds 1 to 5, 500,000 steps on the CPU, `JOBS` at a time.
+# The same command again skips what is finished and resumes what was interrupted; --dry-run only prints the commands.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python -m cleanrl_utils.benchmark --num-seeds 5 --workers "${JOBS:-2}" \
+python -m cleanrl_utils.benchmark --num-seeds 5 --workers "${JOBS:-2}" "$@" \
   --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 \
   --command "python cleanrl/dqn_jax.py --no-cuda"
 
-python -m cleanrl_utils.rlops runs --exp-name dqn_jax --append benchmark/results/dqn_jax.csv --output-filename runs/dqn_jax.png
-python benchmark/results.py docs
+[[ "$*" == *--dry-run* ]] && exit
+python -m cleanrl_utils.rlops runs --exp-name dqn_jax \
+  --append benchmark/results/dqn_jax.csv --output-filename runs/dqn_jax.png
+python benchmark/update.py

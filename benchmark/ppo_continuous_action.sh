@@ -1,14 +1,25 @@
 #!/usr/bin/env bash
-# The runs behind the scores of ppo_continuous_action.py and rpo_continuous_action.py: 15 trainings on the CPU, as many at
-# a time as there are cores. The result files in git came from a machine with two cores.
-# The same command again skips what is finished and resumes what was interrupted.
+# The runs behind the scores of ppo_continuous_action.py: seeds 1 to 3 on three robots and seed 1 on three others, 1M
+# steps, on the CPU, as many at a time as there are cores. Then one seed on a task of dm_control.
+# The same command again skips what is finished and resumes what was interrupted; --dry-run only prints the commands.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-for name in ppo_continuous_action rpo_continuous_action; do
-  python -m cleanrl_utils.benchmark --num-seeds "$([ $name = ppo_continuous_action ] && echo 3 || echo 2)" \
-    --workers "${JOBS:-$(nproc)}" --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 \
-    --command "python cleanrl/$name.py --no-cuda --total-timesteps 1000000 --save-model"
-  python -m cleanrl_utils.rlops runs --exp-name $name --append benchmark/results/$name.csv --output-filename runs/$name.png
-done
-python benchmark/results.py docs
+python -m cleanrl_utils.benchmark --num-seeds 3 --workers "${JOBS:-$(nproc)}" "$@" \
+  --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 \
+  --command "python cleanrl/ppo_continuous_action.py --no-cuda --total-timesteps 1000000 --save-model"
+python -m cleanrl_utils.benchmark --num-seeds 1 --workers "${JOBS:-$(nproc)}" "$@" \
+  --env-ids InvertedPendulum-v4 Humanoid-v4 Pusher-v4 \
+  --command "python cleanrl/ppo_continuous_action.py --no-cuda --total-timesteps 1000000 --save-model"
+python -m cleanrl_utils.benchmark --num-seeds 1 --workers "${JOBS:-$(nproc)}" "$@" \
+  --env-ids dm_control/cartpole-balance-v0 \
+  --command "python cleanrl/ppo_continuous_action.py --no-cuda --total-timesteps 1000000 --save-model"
+
+[[ "$*" == *--dry-run* ]] && exit
+python -m cleanrl_utils.rlops runs --exp-name ppo_continuous_action \
+  --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 InvertedPendulum-v4 Humanoid-v4 Pusher-v4 \
+  --append benchmark/results/ppo_continuous_action.csv --output-filename runs/ppo_continuous_action.png
+python -m cleanrl_utils.rlops runs --exp-name ppo_continuous_action --env-ids dm_control/cartpole-balance-v0 \
+  --append benchmark/results/ppo_continuous_action_dm_control.csv \
+  --output-filename runs/ppo_continuous_action_dm_control.png
+python benchmark/update.py

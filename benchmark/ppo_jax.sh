@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
-# The runs behind the scores of ppo_jax.py: 3 environments, 5 seeds in one program, 500,000 steps on the CPU.
+# The runs behind the scores of ppo_jax.py: 3 tasks, 500,000 steps on the CPU. One program trains seeds 1 to 5 of a
+# task, so that the benchmark starts it once, with seed 1.
+# The same command again skips what is finished and resumes what was interrupted; --dry-run only prints the commands.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-for env_id in CartPole-v1 Acrobot-v1 MountainCar-v0; do
-  python cleanrl/ppo_jax.py --no-cuda --env-id "$env_id" --num-seeds 5
-done
+python -m cleanrl_utils.benchmark --num-seeds 1 --workers "${JOBS:-1}" "$@" \
+  --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 \
+  --command "python cleanrl/ppo_jax.py --no-cuda --num-seeds 5"
 
-python -m cleanrl_utils.rlops runs --exp-name ppo_jax --append benchmark/results/ppo_jax.csv --output-filename runs/ppo_jax.png
-python benchmark/results.py docs
+[[ "$*" == *--dry-run* ]] && exit
+python -m cleanrl_utils.rlops runs --exp-name ppo_jax \
+  --append benchmark/results/ppo_jax.csv --output-filename runs/ppo_jax.png
+python benchmark/update.py

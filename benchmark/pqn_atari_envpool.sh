@@ -1,16 +1,14 @@
 #!/usr/bin/env bash
-# The runs behind the results of pqn_atari_envpool.py and pqn_atari_envpool_lstm.py: Breakout-v5 and Pong-v5 beside
-# ppo_atari_envpool.py, all with default settings and side by side on one GPU, stopped after the same time.
-set -uo pipefail
+# The runs behind the scores of pqn_atari_envpool.py: 3 games, seeds 1 and 2, 10M steps on the GPU, `JOBS` at a time.
+# The same command again skips what is finished and resumes what was interrupted; --dry-run only prints the commands.
+set -euo pipefail
 cd "$(dirname "$0")/.."
 
-for game in Breakout-v5 Pong-v5; do
-  for algorithm in pqn_atari_envpool pqn_atari_envpool_lstm ppo_atari_envpool; do
-    timeout "${MINUTES:-13}m" python "cleanrl/$algorithm.py" --env-id "$game" --exp-name "${algorithm}_timed" &
-  done
-  wait
-done
+python -m cleanrl_utils.benchmark --num-seeds 2 --workers "${JOBS:-2}" "$@" \
+  --env-ids Pong-v5 Breakout-v5 BeamRider-v5 \
+  --command "python cleanrl/pqn_atari_envpool.py"
 
-python benchmark/results.py collect benchmark/results/pqn_atari_envpool.csv runs/*-v5__*_timed__*
-python benchmark/results.py table benchmark/results/pqn_atari_envpool.csv
-python benchmark/results.py plot benchmark/results/pqn_atari_envpool.csv docs/assets/pqn_atari_envpool.png
+[[ "$*" == *--dry-run* ]] && exit
+python -m cleanrl_utils.rlops runs --exp-name pqn_atari_envpool \
+  --append benchmark/results/pqn_atari_envpool.csv --output-filename runs/pqn_atari_envpool.png
+python benchmark/update.py

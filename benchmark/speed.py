@@ -16,6 +16,7 @@ rounds, and its ratio to Stable-Baselines3's.
 """
 
 import csv
+import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -32,6 +33,8 @@ import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator, ScalarEvent
 
 from cleanrl_utils import progress
+from cleanrl_utils.git import git
+from cleanrl_utils.provenance import hardware
 
 ROOT = Path(__file__).resolve().parents[1]
 TURN = 1.0  # seconds
@@ -101,6 +104,14 @@ SCRIPTS = {"cartpole": "ppo.py", "halfcheetah": "ppo_continuous_action.py", "dqn
 SCRIPTS |= {name: f"{name}_continuous_action.py" for name in ("ddpg", "td3", "sac")}
 # SBX does not offer the clipping of the value loss, a saving of one maximum per minibatch.
 PEERS = {"stable-baselines3": ("stable_baselines3", {"clip_range_vf": 0.2}), "sbx": ("sbx", {})}
+PACKAGES = {"stable-baselines3": "stable-baselines3", "sbx": "sbx-rl"}
+
+
+def version(name: str) -> str:
+    """Of a contestant: that of its package, or our commit."""
+    if name in PACKAGES:
+        return importlib.metadata.version(PACKAGES[name])
+    return git("rev-parse", "--short", "HEAD", cwd=ROOT)
 
 
 def contestants(task: str) -> list[str]:
@@ -265,8 +276,10 @@ def main(
         csv_file.parent.mkdir(parents=True, exist_ok=True)
         with open(csv_file, "w", newline="") as file:
             rows = csv.writer(file)
-            rows.writerow(["contestant", "round", "steps_per_second"])
-            rows.writerows([name, i + 1, round(x, 1)] for name, values in speeds.items() for i, x in enumerate(values))
+            rows.writerow(["contestant", "version", "hardware", "round", "steps_per_second"])
+            for name, values in speeds.items():
+                facts = [name, version(name), hardware()]
+                rows.writerows([*facts, number, round(speed, 1)] for number, speed in enumerate(values, 1))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from test_rlops import make_run
 from cleanrl_utils.rlops.runs import COLUMNS, RETURN, read_results, read_rows
 
 RESULTS = ROOT / "benchmark" / "results"
-OTHERS = {"published.csv"} | {path.name for path in RESULTS.glob("speed*.csv")}
+OTHERS = {"published.csv", "findings.csv"} | {path.name for path in RESULTS.glob("speed*.csv")}
 FILES = sorted(path for path in RESULTS.glob("*.csv") if path.name not in OTHERS)
 
 spec = importlib.util.spec_from_file_location("results", ROOT / "benchmark" / "results.py")
@@ -45,11 +45,11 @@ def test_documentation_shows_what_the_results_say():
         assert (
             text.count("<!-- results: ") == text.count("<!-- end of results -->") == len(results.MARKED.findall(text))
         )
-        assert results.regenerated(text) == text, f"{page}: run python benchmark/results.py docs"
+        assert results.regenerated(text) == text, f"{page}: make results"
     assert tables >= 5
     for result_file, image in results.plots():
         drawn = results.source_of(image) == results.digest(result_file)
-        assert drawn, f"{image} is not drawn from {result_file}: run python benchmark/results.py docs"
+        assert drawn, f"{image} is not drawn from {result_file}: make results"
     assert len(results.plots()) >= 5
 
 
@@ -64,13 +64,11 @@ def test_a_table_that_differs_is_noticed_and_made_anew():
 def test_table_of_several_files_has_a_column_each():
     files = [RESULTS / "rpo_continuous_action.csv", RESULTS / "ppo_continuous_action.csv"]
     head, _, *rows = results.make_table(files)
-    assert (
-        head
-        == "| environment | steps | `rpo_continuous_action.py`, seeds 1-2 | `ppo_continuous_action.py`, seeds 1-3 |"
-    )
+    columns = [cell.split(",")[0].strip() for cell in head.strip("| ").split("|")]
+    assert columns == ["environment", "steps", "`rpo_continuous_action.py`", "`ppo_continuous_action.py`"]
     scores = {run.seed: run.last_100 for run in read_results(files[1]) if run.env_id == "Hopper-v4"}
     hopper = next(row for row in rows if "Hopper" in row)
-    assert hopper.endswith(f"| {np.mean(list(scores.values())):.1f} ± {np.std(list(scores.values())):.1f} |")
+    assert f"| {np.mean(list(scores.values())):.1f} ± {np.std(list(scores.values())):.1f}" in hopper
 
 
 def test_plot_knows_its_source(tmp_path):

@@ -33,6 +33,7 @@ from cleanrl_utils.rlops.runs import read_results  # noqa: E402
 
 PAGES = [ROOT / "README.md", *(ROOT / path for path in site_build.INCLUDED), *ROOT.glob("docs/**/*.md")]
 FAMILY = load_family(ROOT)
+RESULT_FILES = [path for path in (ROOT / "benchmark" / "results").glob("*.csv") if learning_curves.read(path)]
 MATHML = "{http://www.w3.org/1998/Math/MathML}"
 
 # Links to code
@@ -344,14 +345,15 @@ def test_every_page_of_an_algorithm_has_its_source_family_and_difference(site):
         assert f'id="L{len(source.lines)}"' in listing
 
 
-def test_page_of_results_has_the_scores_and_curves_of_every_result_file(site):
-    page = (site / "results.html").read_text()
+def test_page_of_curves_has_the_scores_and_curves_of_every_result_file(site):
+    page = (site / "curves.html").read_text()
     files = [path for path in (ROOT / "benchmark" / "results").glob("*.csv") if learning_curves.read(path)]
     assert len(files) > 10 and page.count('<figure class="curves">') == 2 * len(files)
     for path in files:
         assert f'<h2 id="{path.stem}">' in page
-    score = next(run for run in read_results(ROOT / "benchmark" / "results" / "td3_continuous_action.csv")).last_100
-    assert f"<td>{score:.1f}</td>" in page
+    runs = read_results(ROOT / "benchmark" / "results" / "td3_continuous_action.csv")
+    scores = [run.last_100 for run in runs if run.env_id == "HalfCheetah-v4"]
+    assert f"<td>{sum(scores) / len(scores):.1f}" in page
 
 
 # In the browser
@@ -413,6 +415,8 @@ def test_pages_fit_and_are_legible(site, browser, width, scheme):
         "index.html",
         "algorithms.html",
         "family-tree.html",
+        "results.html",
+        "speed.html",
         "rl-algorithms/ppo_atari.html",
         "contribute/contributing.html",
     )
@@ -448,3 +452,36 @@ def test_curves_can_be_shown_by_time(site, browser):
     assert by_step.is_displayed() and not by_time.is_displayed()
     browser.execute_script("arguments[0].click()", browser.find_element("xpath", "//label[.='By time']"))
     assert by_time.is_displayed() and "seconds" in by_time.text and "AMD EPYC" in by_time.text
+
+
+def test_table_of_results_is_sorted_and_filtered_from_disk(site, browser):
+    look(browser, 1280, "light")
+    browser.get((site / "results.html").as_uri())
+    table = browser.find_element("css selector", ".sortable table")
+    headings = [heading.text.strip(" ↕") for heading in table.find_elements("css selector", "th")]
+
+    def column(name: str) -> list[str]:
+        rows = "[...arguments[0].tBodies[0].rows].filter(row => !row.hidden)"
+        texts = f"{rows}.map(row => row.cells[{headings.index(name)}].textContent.trim())"
+        return browser.execute_script(f"return {texts}", table)
+
+    tasks = column("task")
+    heading = table.find_elements("css selector", "th button")[headings.index("minutes")]
+    for ascending in (True, False):
+        browser.execute_script("arguments[0].click()", heading)
+        minutes = [float(x) for x in column("minutes") if x]
+        assert minutes == sorted(minutes, reverse=not ascending) and len(minutes) > 20
+        assert column("minutes")[: len(minutes)] == [x for x in column("minutes") if x]  # what is not known comes last
+    assert sorted(column("task")) == sorted(tasks)
+    browser.find_element("css selector", ".sortable input").send_keys("CartPole-v1 dqn")
+    assert set(column("task")) == {"CartPole-v1"} and set(column("file")) == {"dqn", "dqn_jax"}
+
+
+def test_page_of_rlops_shows_all_results_without_a_network(site, browser):
+    look(browser, 1280, "light")
+    browser.get((site / "compare.html").as_uri())
+    algorithms = {run.algorithm for path in RESULT_FILES for run in read_results(path)}
+    text = browser.find_element("css selector", "body").text
+    assert len(algorithms) > 10 and all(algorithm in text for algorithm in algorithms)
+    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    assert 'href="compare.html"' in (site / "results.html").read_text()

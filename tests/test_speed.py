@@ -1,5 +1,7 @@
 """benchmark/speed.py: who is measured how long, and what it says of who does not log."""
 
+import csv
+import importlib.metadata
 import importlib.util
 import sys
 import time
@@ -68,3 +70,19 @@ def test_who_has_logged_too_little_to_be_measured_gets_a_line(speed, tmp_path, m
     contestant.take_turn(60)
     with pytest.raises(SystemExit, match="^short has logged nothing after --warm-up 50: raise --steps$"):
         contestant.steps_per_second(50)
+
+
+def test_measurements_name_version_and_hardware(speed, monkeypatch, tmp_path):
+    monkeypatch.setattr(speed, "PEERS", {"stable-baselines3": ("stable_baselines3", {})})
+    monkeypatch.setattr(speed, "contestants", lambda task: ["stable-baselines3", "ppo.py"])
+    monkeypatch.setattr(speed, "race", lambda *_: {"stable-baselines3": 100.0, "ppo.py": 250.0})
+    speed.main(rounds=2, csv_file=tmp_path / "speed.csv")
+    rows = list(csv.DictReader((tmp_path / "speed.csv").open()))
+    assert [(row["contestant"], row["round"]) for row in rows] == [
+        ("stable-baselines3", "1"),
+        ("stable-baselines3", "2"),
+        ("ppo.py", "1"),
+        ("ppo.py", "2"),
+    ]
+    assert rows[0]["version"] == importlib.metadata.version("stable-baselines3") and "cores" in rows[0]["hardware"]
+    assert [row["steps_per_second"] for row in rows] == ["100.0", "100.0", "250.0", "250.0"]

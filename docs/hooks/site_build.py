@@ -5,7 +5,8 @@
 - A page of an algorithm gets its place in the family, its learning curves and its difference from its parent.
 - `<!-- variants: ppo -->` becomes the table of a file and all its descendants, `<!-- family tree -->` the picture.
 - `<!-- curves: dqn.csv, dqn_jax.csv -->` becomes the learning curves of these results, by step and by time;
-  `<!-- all results -->` the scores and curves of all result files.
+  `<!-- all results -->` the scores and curves of all result files, and `<!-- compare page -->` the link to the page of
+  rlops about them, which is made as well.
 - Equations become MathML.
 
 What cannot be made is a warning, and with that an error of `make docs`.
@@ -19,6 +20,7 @@ import re
 import urllib.parse
 from pathlib import Path
 
+import compare_page
 import family_tree
 import learning_curves
 import source_pages
@@ -51,6 +53,7 @@ PICTURE = re.compile(r"^!\[[^\]]*\]\((?:\.\./)?assets/(\w+)\.png\)$", re.MULTILI
 CURVES = re.compile(r"^<!-- curves: (.+?) -->$", re.MULTILINE)
 VARIANTS = re.compile(r"^<!-- variants: (\w+?)(?:\.py)? -->$", re.MULTILINE)
 ALL_RESULTS = re.compile(r"^<!-- all results -->$", re.MULTILINE)
+COMPARE_PAGE = re.compile(r"^<!-- compare page -->$", re.MULTILINE)
 TREE = re.compile(r"^<!-- family tree -->$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"<!-- site: (\w+) (.*?) -->")
 
@@ -117,6 +120,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if source.parent in FAMILY:
             content = html_page(FAMILY[source.parent], source)
             files.append(File.generated(config, f"difference/{source.path.stem}.html", content=content))
+    content = compare_page.make_page(RESULTS, log.info)
+    files.append(File.generated(config, compare_page.NAME, content=content))
     return files
 
 
@@ -154,6 +159,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = VARIANTS.sub(lambda match: variants_table(match[1] + ".py", src_uri), markdown)
     markdown = TREE.sub("<!-- site: tree all -->", markdown)
     markdown = ALL_RESULTS.sub(lambda _: all_results(src_uri), markdown)
+    markdown = COMPARE_PAGE.sub(lambda _: compare_link(src_uri), markdown)
+    if 'class="sortable"' in markdown:  # wide tables get the room of the navigation
+        page.meta.setdefault("hide", ["navigation", "toc"])
     markdown = add_curves(markdown, src_uri)
     if algorithm and algorithm.parent in FAMILY:
         markdown = add_difference(markdown, algorithm)
@@ -267,6 +275,14 @@ def all_results(src_uri: str) -> str:
                 f"## {path.stem}\n\n[About the method]({page}#results)\n\n{table}\n\n{curve_tabs([path.name])}"
             )
     return "\n\n".join(sections)
+
+
+def compare_link(src_uri: str) -> str:
+    address = relative(compare_page.NAME, src_uri)
+    return (
+        f"[**Compare all runs in the browser**]({address}): learning curves, scores with intervals, filters, groups, "
+        f"in one page made by [`rlops`]({relative('get-started/rlops.md', src_uri)})."
+    )
 
 
 def add_difference(markdown: str, algorithm: Source) -> str:

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# The runs behind the scores of pqn_atari_envpool_lstm.py: 3 games, seeds 1 and 2, 10M steps on the GPU, `JOBS` at a
+# time.
+# The same command again skips what is finished and resumes what was interrupted; --dry-run only prints the commands.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python -m cleanrl_utils.benchmark --num-seeds 2 --workers "${JOBS:-2}" "$@" \
+  --env-ids Pong-v5 Breakout-v5 BeamRider-v5 \
+  --command "python cleanrl/pqn_atari_envpool_lstm.py"
+
+[[ "$*" == *--dry-run* ]] && exit
+python -m cleanrl_utils.rlops runs --exp-name pqn_atari_envpool_lstm \
+  --append benchmark/results/pqn_atari_envpool_lstm.csv --output-filename runs/pqn_atari_envpool_lstm.png
+python benchmark/update.py
