@@ -131,13 +131,15 @@ def plot(result_file: Path, image: Path) -> None:
     figure, axes = plt.subplots(1, len(panels), figsize=(3.6 * len(panels), 2.8), squeeze=False)
     for axis, ((algorithm, env_id), runs) in zip(axes[0], panels.items()):
         curves = [run.curves[RETURN] for run in runs]
+        is_long = max(curve.steps[-1] for curve in curves) > 2_000_000
+        unit = 1_000_000 if is_long else 1_000
         for curve in curves:
-            axis.plot(curve.steps / 1000, curve.values, color="#4477aa", alpha=0.35, linewidth=1)
+            axis.plot(curve.steps / unit, curve.values, color="#4477aa", alpha=0.35, linewidth=1)
         steps = curves[0].steps[curves[0].steps <= min(curve.steps[-1] for curve in curves)]
         mean = np.mean([np.interp(steps, curve.steps, curve.values) for curve in curves], axis=0)
-        axis.plot(steps / 1000, mean, color="#4477aa", linewidth=2)
+        axis.plot(steps / unit, mean, color="#4477aa", linewidth=2)
         axis.set_title(f"{algorithm}\n{env_id}", fontsize=9)
-        axis.set_xlabel("thousand steps")
+        axis.set_xlabel("million steps" if is_long else "thousand steps")
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("episodic return")
