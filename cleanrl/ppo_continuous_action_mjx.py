@@ -199,7 +199,9 @@ class Robot(gym.Env):
         return np.asarray(obs), float(reward), bool(termination), False, {}
 
     def render(self):
-        frames = self.env.env.render([self.state.pipeline_state], height=480, width=480)
+        has_camera = self.env.env.sys.mj_model.ncam > 0
+        camera = "track" if has_camera else None  # it follows a robot that runs away
+        frames = self.env.env.render([self.state.pipeline_state], height=480, width=480, camera=camera)
         return frames[0]
 
 
