@@ -7,10 +7,10 @@ cd "$(dirname "$0")/.."
 
 python -m cleanrl_utils.benchmark --num-seeds 3 --workers "${JOBS:-2}" "$@" \
   --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 \
-  --command "python cleanrl/td3_continuous_action.py --compile"
+  --command "python cleanrl/td3_continuous_action.py"
 python -m cleanrl_utils.benchmark --num-seeds 1 --workers "${JOBS:-2}" "$@" \
   --env-ids InvertedPendulum-v4 Humanoid-v4 Pusher-v4 \
-  --command "python cleanrl/td3_continuous_action.py --compile"
+  --command "python cleanrl/td3_continuous_action.py"
 
 [[ "$*" == *--dry-run* ]] && exit
 python -m cleanrl_utils.rlops runs --exp-name td3_continuous_action \

@@ -223,3 +223,19 @@ def test_cartpole_is_learned(runner):
     run_dir = runner.train("--no-cuda", "--total-timesteps", "60000", script=DQN)
     returns = [value for _, value in curves(run_dir)["charts/episodic_return"]]
     assert np.mean(returns[-50:]) > 120, np.mean(returns[-50:])
+
+
+@pytest.mark.parametrize("name", ["dqn_jax", "c51_jax", "ddpg_continuous_action_jax", "sac_continuous_action_jax"])
+def test_layers_start_as_those_of_pytorch(name):
+    """Weights and biases are uniform within one over the root of the number of inputs, biases as well."""
+    layer = importlib.import_module(f"cleanrl.{name}").Dense(400)
+    params = layer.init(jax.random.key(1), np.zeros((2, 100), np.float32))["params"]
+    theirs = torch.nn.Linear(100, 400)
+    for ours, their in [(params["kernel"], theirs.weight), (params["bias"], theirs.bias)]:
+        ours, their = np.asarray(ours), their.detach().numpy()
+        assert np.abs(ours).max() <= 0.1 and abs(ours.mean()) < 0.01
+        np.testing.assert_allclose(ours.std(), their.std(), rtol=0.1)
+    x = np.random.default_rng(1).normal(size=(2, 100)).astype(np.float32)
+    np.testing.assert_allclose(
+        layer.apply({"params": params}, x), x @ params["kernel"] + params["bias"], rtol=1e-4, atol=1e-5
+    )

@@ -2,6 +2,7 @@
 
 import pytest
 import tyro
+from conftest import ROOT
 
 from cleanrl.ppo import Args
 from cleanrl_utils.flags import RENAMED, find_old_spelling, parse_args
@@ -65,3 +66,16 @@ def test_program_ends_with_the_line(monkeypatch):
     monkeypatch.setattr("sys.argv", ["ppo.py", "--cuda", "False"])
     with pytest.raises(SystemExit, match="^--cuda False: a switch takes no value; write --no-cuda$"):
         parse_args(Args)
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "cleanrl").glob("[!_]*.py")), ids=lambda script: script.stem)
+def test_every_file_looks_for_old_spellings_before_it_parses(script):
+    text = script.read_text()
+    assert text.count("args = run.parse_args(Args)\n") == text.count("args = tyro.cli(Args)\n") == 1
+
+
+def test_old_spelling_ends_a_script_with_the_line(runner):
+    result = runner.run(ROOT / "cleanrl" / "ppo.py", "--cuda", "False", check=False)
+    assert result.returncode == 1
+    assert result.stderr.strip() == "--cuda False: a switch takes no value; write --no-cuda"
+    assert not list(runner.folder.glob("runs/*"))

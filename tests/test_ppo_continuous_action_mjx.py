@@ -2,6 +2,7 @@
 
 import importlib.util
 import signal
+import types
 
 import numpy as np
 import pytest
@@ -173,3 +174,13 @@ def test_pendulum_is_balanced_longer_after_training(runner):
     lengths = [value for _, value in curves(run_dir)["charts/episodic_length"]]
     assert np.mean(lengths[:3]) < 30  # each the mean of an iteration
     assert np.mean(lengths[-10:]) > 100
+
+
+@pytest.mark.parametrize("env_id, camera", [("ant/spring", "track"), ("inverted_pendulum/spring", None)])
+def test_camera_follows_a_robot_that_can_run_away(env_id, camera, monkeypatch):
+    robot = mjx.Robot(env_id, "rgb_array")
+    robot.state = types.SimpleNamespace(pipeline_state="a state")
+    pictures = []
+    monkeypatch.setattr(robot.env.env, "render", lambda states, **how: pictures.append(how) or states)
+    assert robot.render() == "a state"
+    assert pictures == [{"height": 480, "width": 480, "camera": camera}]
