@@ -1184,18 +1184,20 @@ def test_compile_compiles_the_recording_of_a_proven_update_and_the_function_itse
     assert isinstance(compiled, Replayed) and compiled.compiled
 
 
-def test_compiled_recording_learns_the_same_up_to_rounding():
-    """With fused Adam, which `torch.compile` does not look into; and learning rates that change are seen."""
+@devices
+def test_compiled_recording_learns_the_same_up_to_rounding(device, monkeypatch):
+    """With fused Adam, which `torch.compile` does not look into; learning rates that change are seen."""
+    monkeypatch.setattr("torch._inductor.config.fallback_random", True)  # the random numbers that eager code draws
     networks = []
 
     def train(is_compiled):
         seed()
-        network, rate = mlp("cpu"), torch.tensor(0.1)
+        network, rate = mlp(device), torch.tensor(0.1, device=device)
         optimizer = torch.optim.Adam(network.parameters(), rate, fused=True)
 
         def update(x):
             optimizer.zero_grad()
-            loss = network(x).pow(2).mean()
+            loss = network(x + torch.randn_like(x)).pow(2).mean()
             loss.backward()
             nn.utils.clip_grad_norm_(network.parameters(), 0.5)
             optimizer.step()
@@ -1205,7 +1207,7 @@ def test_compiled_recording_learns_the_same_up_to_rounding():
         function = Replayed(update, state, audited=False, compiled=True) if is_compiled else update
         for i in range(CALLS):
             rate.fill_(0.1 / (i + 1))
-            function(torch.randn(4, 3))
+            function(torch.randn(4, 3, device=device))
         networks.append(network)
         return function
 
@@ -1213,6 +1215,33 @@ def test_compiled_recording_learns_the_same_up_to_rounding():
     assert replays_of(train(is_compiled=True))
     for written, compiled in zip(networks[0].parameters(), networks[1].parameters()):
         torch.testing.assert_close(written, compiled)
+
+
+def test_warming_up_a_program_leaves_everything_as_it_was():
+    network = mlp("cpu")
+    optimizer = torch.optim.Adam(network.parameters(), torch.tensor(0.1), fused=True)
+
+    def update(x):
+        optimizer.zero_grad()
+        loss = network(x + torch.randn_like(x)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    state = {"network": network, "optimizer": optimizer}
+    x = torch.randn(4, 3)
+    for _ in range(2):  # in the first call the optimizer makes its moments
+        _, recording = record(update, (x,), state)
+    program = make_program(recording)
+
+    def everything():
+        gradients = [p.grad for p in network.parameters()]
+        return bits([*variables.named_tensors(state).values(), *gradients, torch.get_rng_state()])
+
+    before, inside = everything(), []
+    replay.warm_up(lambda x: inside.append((program(x), everything())), [x], recording)
+    assert everything() == before
+    assert inside[0][1] != before  # it did run
 
 
 @pytest.mark.parametrize("has_loose_parameter", [False, True], ids=["in modules", "also outside modules"])

@@ -2,8 +2,8 @@
 
 `--accelerate auto` replays them if the script is, to the byte, one whose replay was proven to give the same bits
 (cleanrl_utils/accelerate/proofs.py); any other script runs as it is written. `on` replays an edited script, too, with
-audits (audit.py). `off` runs every line as written. `--compile` compiles the update: the recording of a proven one on a
-CPU, and the function itself in all other cases.
+audits (audit.py). `off` runs every line as written. `--compile` compiles the update: the recording of a proven one, and
+the function itself in all other cases.
 """
 
 import os
@@ -35,12 +35,10 @@ def accelerate(args: Any, script: str, act: Callable, update: Callable, state: d
                 print(reason, file=sys.stderr)
             return act, compiled
     act = Replayed(act, state, audited)
-    if not args.compile:
-        update = Replayed(update, state, audited)
-    elif device == "cpu" and not audited:  # compile the recording, which is faster; an audit would find other roundings
-        update = Replayed(update, state, audited, compiled=True)
-    else:
+    if args.compile and audited:  # an audit of a compiled replay would find its other roundings
         update = compiled
+    else:  # of a proven file the recording is compiled, which is faster
+        update = Replayed(update, state, audited, compiled=args.compile)
     replayed[:] = [x for x in (act, update) if isinstance(x, Replayed)]
     return act, update
 

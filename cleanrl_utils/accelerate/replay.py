@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_unflatten
 
-from cleanrl_utils.accelerate.audit import Audit
+from cleanrl_utils.accelerate.audit import Audit, Snapshot
 from cleanrl_utils.accelerate.program import make_program
 from cleanrl_utils.accelerate.recording import Recording, record, tensors_in
 from cleanrl_utils.accelerate.variables import PLAIN, plain_function
@@ -112,7 +112,10 @@ def make_replay(recording: Recording, inputs: tuple, audited: bool = False, comp
     program = make_program(recording, compiled)
     mode = torch.no_grad() if audited else torch.inference_mode()
     if any(x.is_cuda for x in (*tensors_in(inputs), *recording.outer.values())):
-        program = capture(program, tensors_in(inputs))
+        own_inputs = [copy_of(x) for x in tensors_in(inputs)]
+        if compiled:  # while a graph is captured, nothing can be compiled
+            warm_up(program, own_inputs, recording)
+        program = capture(program, own_inputs)
         mode = torch.no_grad()
     parameters = [x for x, _ in recording.gradients]
     structure = recording.structure
@@ -128,9 +131,21 @@ def make_replay(recording: Recording, inputs: tuple, audited: bool = False, comp
     return replay
 
 
-def capture(program: Callable, inputs: list[torch.Tensor]) -> Callable:
+def copy_of(x: torch.Tensor) -> torch.Tensor:
+    """A tensor with the same contents and strides, in memory of its own."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+
+
+def warm_up(program: Callable, inputs: list[torch.Tensor], recording: Recording) -> None:
+    """Run a program once, which compiles it, and undo what it did to parameters, optimizers and random numbers."""
+    touched = {f"tensor {i}": x for i, x in enumerate(recording.outer.values())}
+    before = Snapshot(touched)
+    program(*inputs)
+    before.restore(Snapshot(touched))
+
+
+def capture(program: Callable, own_inputs: list[torch.Tensor]) -> Callable:
     """The program as a CUDA graph, which launches all its kernels at once; random numbers continue as without it."""
-    own_inputs = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in inputs]
     graph = torch.cuda.CUDAGraph()
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     generator_before = generator.clone_state()
