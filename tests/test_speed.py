@@ -1,8 +1,9 @@
-"""benchmark/speed.py: who is measured how long, and what it says of who does not log."""
+"""benchmark/speed.py and speed_audit.py: who is measured how long, and what they say of who does not log."""
 
 import csv
 import importlib.metadata
 import importlib.util
+import re
 import sys
 import time
 
@@ -86,3 +87,31 @@ def test_measurements_name_version_and_hardware(speed, monkeypatch, tmp_path):
     ]
     assert rows[0]["version"] == importlib.metadata.version("stable-baselines3") and "cores" in rows[0]["hardware"]
     assert [row["steps_per_second"] for row in rows] == ["100.0", "100.0", "250.0", "250.0"]
+
+
+# benchmark/speed_audit.py
+
+
+def test_cost_of_the_audits_is_told(runner):
+    script = ROOT / "benchmark" / "speed_audit.py"
+    flags = ["--no-cuda", "--num-steps", "32", "--total-timesteps", "6400", "--checkpoint-frequency", "0"]
+    whole, half = runner.run(script, "ppo", *flags).stdout.splitlines()[-2:]
+    assert re.fullmatch(
+        r"all of it \(steps \d+ to \d+\): [\d.]+ steps/s; \d+ audits, [\d.]+ s, [\d.]+% of the time", whole
+    )
+    audits = [int(re.search(r"(\d+) audits", line)[1]) for line in (whole, half)]
+    assert audits[0] > audits[1]  # most of them come early
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "name a file first"),
+        (["dqn_jax"], "dqn_jax.py is no file of cleanrl/ in PyTorch"),
+        (["ppo", "--no-cuda", "--total-timesteps", "512"], "too short a run"),
+    ],
+)
+def test_audits_that_cannot_be_measured_get_a_line(runner, arguments, message):
+    result = runner.run(ROOT / "benchmark" / "speed_audit.py", *arguments, check=False)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("speed_audit: ") and message in result.stderr
