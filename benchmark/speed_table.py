@@ -15,7 +15,7 @@ from results import RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "speed.md"
 MARKED = re.compile(r"(<!-- speeds -->\n).*?(<!-- end of speeds -->)", re.DOTALL)
-HEAD = ["task", "contestant", "version", "rounds", "steps per second", "x the first", "hardware", "measurements"]
+HEAD = ["task", "program", "version", "rounds", "steps per second", "x the first", "hardware", "measurements"]
 CPU = "one core of an AMD EPYC"
 # What was measured, and where, in files without such columns.
 MEASURED = {

@@ -141,7 +141,7 @@ def describe_source(path: str, config: MkDocsConfig) -> str:
     if links:
         lines += [" · ".join(links), ""]
     if source and source.parent in FAMILY:
-        lines += [f"Lines that `{source.parent}` does not have are marked with a bar at their left.", ""]
+        lines += [f"Lines that are not in `{source.parent}` are marked with a bar on the left.", ""]
     return "\n".join([*lines, f"<!-- site: source {path} -->"])
 
 
@@ -280,8 +280,8 @@ def all_results(src_uri: str) -> str:
 def compare_link(src_uri: str) -> str:
     address = relative(compare_page.NAME, src_uri)
     return (
-        f"[**Compare all runs in the browser**]({address}): learning curves, scores with intervals, filters, groups, "
-        f"in one page made by [`rlops`]({relative('get-started/rlops.md', src_uri)})."
+        f"[**Compare all runs in the browser**]({address}): learning curves, scores with confidence intervals, filters and groups, "
+        f"on one page made by [`rlops`]({relative('get-started/rlops.md', src_uri)})."
     )
 
 
@@ -291,8 +291,8 @@ def add_difference(markdown: str, algorithm: Source) -> str:
     name = algorithm.path.stem
     section = (
         f"## Difference from `{algorithm.parent}` {{#difference}}\n\n"
-        f"{changes} lines, without the docstring at the top and blank lines. A click on a number leads to the line. "
-        f"The same [side by side](../difference/{name}.html), and in a terminal: "
+        f"{changes} lines, without the module docstring and blank lines. Click a number to go to that line. "
+        f"See also the [side-by-side view](../difference/{name}.html), or in a terminal: "
         f"`python -m cleanrl_utils.lineage diff {name}`\n\n"
         f"<!-- site: difference {algorithm.name} -->"
     )
@@ -335,4 +335,4 @@ def fill(kind: str, argument: str, page: Page) -> str:
     addresses = [relative(f"source/cleanrl/{source.name}.html", src_uri) for source in (old, new)]
     html, lines = source_pages.difference(old, new, *addresses)
     state = "" if lines > LONG else " open"
-    return f"<details class='fold'{state}><summary>{lines} lines with their surroundings</summary>{html}</details>"
+    return f"<details class='fold'{state}><summary>{lines} lines, including context</summary>{html}</details>"
