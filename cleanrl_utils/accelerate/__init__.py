@@ -30,7 +30,7 @@ def accelerate(args: Any, script: str, act: Callable, update: Callable, state: d
     audited = args.accelerate == "on"
     reason = "" if audited else proofs.why_not_proven(script, device)
     if args.compile and device == "cuda" and (audited or reason):
-        say("--compile: on a GPU this launches kernel by kernel; --accelerate on without --compile is likely to be faster")
+        say("--compile: on a GPU this launches kernel by kernel; --accelerate on without --compile is likely faster")
     if reason:
         say(reason)
         return act, compiled
