@@ -45,6 +45,12 @@ def collect(result_file: Path, run_dirs: list[Path], versions: str = "", hardwar
     """
     runs = [run for run_dir in run_dirs if (run := read_folder(run_dir, lambda line: print(line, file=sys.stderr)))]
     runs = [replace(run, versions=run.versions or versions, hardware=run.hardware or hardware) for run in runs]
+    for run in runs:
+        if RETURN not in run.curves:  # no episode has ended yet, or two players have a return each
+            print(f"{run.name}: logs no {RETURN}; left out", file=sys.stderr)
+    runs = [run for run in runs if RETURN in run.curves]
+    if run_dirs and not runs:
+        raise ValueError("there is no run to add")
     added, replaced = append_results(result_file, runs)
     there = len(run_dirs) - added - replaced
     print(f"{result_file}: {plural(added, 'run')} added, {replaced} replaced, {there} there already")

@@ -213,7 +213,7 @@ def describe_verdict(row: Row, findings: dict[tuple[str, str], str]) -> str:
 
 
 def folded(details: str) -> str:
-    return f"<details><summary>details</summary><span>{details}</span></details>"
+    return f"<details><summary>how</summary><span>{details}</span></details>"
 
 
 def describe_runs(row: Row) -> str:

@@ -5,6 +5,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from cleanrl_utils.curves import event_file
 from cleanrl_utils.files import read_json, write_json
 
 INTERVAL = 1.0  # seconds between two notes
@@ -12,7 +13,7 @@ INTERVAL = 1.0  # seconds between two notes
 
 def follow(writer: Any, run_dir: str, total_steps: int) -> None:
     """From now on, note what the script logs with this writer of curves, PyTorch's or that of writer.py."""
-    file = writer.file if hasattr(writer, "file") else writer.file_writer.event_writer
+    file = event_file(writer)
     add_event = file.add_event
     recent_returns = deque(maxlen=100)
     next_note = 0.0

@@ -21,6 +21,7 @@ from cleanrl_utils import checkpoint as checkpoints
 from cleanrl_utils.checkpoint import checkpoint_due, save_checkpoint, save_checkpoints  # noqa: F401 (for the files)
 from cleanrl_utils.checks import check, option
 from cleanrl_utils.commands import tool
+from cleanrl_utils.curves import write_in_batches
 from cleanrl_utils.env_errors import explain_env_error  # noqa: F401
 from cleanrl_utils.env_ids import understand_env_id
 from cleanrl_utils.evaluate import SEED_OFFSET, describe_age, evaluate, model_args
@@ -195,6 +196,7 @@ def start(run_dir: str, args: Any, script: str, global_step: int) -> Any:
         from cleanrl_utils.writer import SummaryWriter
     # After a kill there may be events beyond the checkpoint: TensorBoard discards those from `purge_step` on
     writer = SummaryWriter(run_dir, purge_step=global_step + 1 if global_step else None, max_queue=1000)
+    write_in_batches(writer)
     progress.follow(writer, run_dir, final_step(args))
     if goes_on:
         rows = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())

@@ -1184,6 +1184,23 @@ def test_compile_compiles_the_recording_of_a_proven_update_and_the_function_itse
     assert isinstance(compiled, Replayed) and compiled.compiled
 
 
+@pytest.mark.parametrize(
+    "choice, is_proven, lines", [("auto", False, 2), ("on", False, 1), ("auto", True, 0), ("off", False, 0)]
+)
+def test_compiling_an_unproven_update_on_a_gpu_is_said_to_be_slow(
+    choice, is_proven, lines, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(
+        acceleration, "named_tensors", lambda state: {"x": SimpleNamespace(device=torch.device("cuda"))}
+    )
+    if is_proven:
+        monkeypatch.setattr(acceleration.proofs, "why_not_proven", lambda script, device: "")
+    accelerated(tmp_path, accelerate=choice, compile=True)
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == lines
+    assert not lines or "--accelerate on without --compile" in printed[0]
+
+
 @devices
 def test_compiled_recording_learns_the_same_up_to_rounding(device, monkeypatch):
     """With fused Adam, which `torch.compile` does not look into; learning rates that change are seen."""

@@ -1,13 +1,14 @@
 """The results in git: their schema, and that the documentation shows what they say."""
 
 import importlib.util
+import json
 import re
 from collections import Counter
 
 import numpy as np
 import pytest
 from conftest import ROOT
-from test_rlops import make_run
+from test_rlops import make_run, write_events
 
 from cleanrl_utils.rlops.runs import COLUMNS, RETURN, read_results, read_rows
 
@@ -89,3 +90,17 @@ def test_collect_adds_what_the_runs_do_not_know(tmp_path, capsys):
     }
     results.table(tmp_path / "ppo.csv")
     assert "| CartPole-v1 | 2k | 149.5 ± 0.0 | 3.3 |" in capsys.readouterr().out
+
+
+def test_collect_names_runs_without_a_return_and_takes_the_others(tmp_path, capsys):
+    without = tmp_path / "runs" / "pong_v3__ppo_pettingzoo_ma_atari__1__1"
+    write_events(without, {"charts/episodic_return-player0": [(10, 1.0, 3.0)], "charts/SPS": [(10, 1.0, 10.0)]})
+    args = {"exp_name": "ppo_pettingzoo_ma_atari", "env_id": "pong_v3", "seed": 1, "total_timesteps": 10}
+    (without / "args.json").write_text(json.dumps(args))
+    results.collect(tmp_path / "ppo.csv", [without, make_run(tmp_path / "runs", range(200))])
+    printed = capsys.readouterr()
+    assert printed.err == f"{without.name}: logs no charts/episodic_return; left out\n"
+    assert "1 run added" in printed.out
+    with pytest.raises(ValueError, match="there is no run to add"):
+        results.collect(tmp_path / "other.csv", [without])
+    assert not (tmp_path / "other.csv").exists()

@@ -28,12 +28,12 @@ def accelerate(args: Any, script: str, act: Callable, update: Callable, state: d
     if args.accelerate == "off":
         return act, compiled
     audited = args.accelerate == "on"
-    if not audited:
-        reason = proofs.why_not_proven(script, device)
-        if reason:
-            if os.environ.get("RANK", "0") == "0":
-                print(reason, file=sys.stderr)
-            return act, compiled
+    reason = "" if audited else proofs.why_not_proven(script, device)
+    if args.compile and device == "cuda" and (audited or reason):
+        say("--compile: on a GPU this launches kernel by kernel; --accelerate on without --compile is likely faster")
+    if reason:
+        say(reason)
+        return act, compiled
     act = Replayed(act, state, audited)
     if args.compile and audited:  # an audit of a compiled replay would find its other roundings
         update = compiled
@@ -41,6 +41,12 @@ def accelerate(args: Any, script: str, act: Callable, update: Callable, state: d
         update = Replayed(update, state, audited, compiled=args.compile)
     replayed[:] = [x for x in (act, update) if isinstance(x, Replayed)]
     return act, update
+
+
+def say(line: str) -> None:
+    """Once, where several processes train together."""
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr)
 
 
 def compile_update(update: Callable, state: dict) -> Callable:

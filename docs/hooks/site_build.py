@@ -280,8 +280,8 @@ def all_results(src_uri: str) -> str:
 def compare_link(src_uri: str) -> str:
     address = relative(compare_page.NAME, src_uri)
     return (
-        f"[**Compare all runs in the browser**]({address}): learning curves, scores with "
-        f"confidence intervals, filters and groups, on one page made by [`rlops`]({relative('get-started/rlops.md', src_uri)})."
+        f"[**Compare all runs in the browser**]({address}): learning curves, scores with confidence "
+        f"intervals, filters and groups, on one page made by [`rlops`]({relative('get-started/rlops.md', src_uri)})."
     )
 
 

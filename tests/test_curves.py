@@ -1,0 +1,72 @@
+"""Events reach TensorBoard's writer in batches: fewer interruptions of the training, and nothing is lost."""
+
+import time
+
+import pytest
+from conftest import curves
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+
+from cleanrl_utils import writer as jax_writer
+from cleanrl_utils.curves import INTERVAL, event_file, write_in_batches
+
+
+@pytest.fixture(params=[SummaryWriter, jax_writer.SummaryWriter], ids=["PyTorch", "JAX"])
+def writer(request, tmp_path):
+    """The writer of a script in PyTorch, and that of one in JAX."""
+    return request.param(str(tmp_path))
+
+
+def test_events_are_handed_over_once_a_second_in_their_order(writer, tmp_path, monkeypatch):
+    clock, handed_over = [100.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    file = event_file(writer)
+    add_event = file.add_event
+    file.add_event = lambda event: (handed_over.append(event.step), add_event(event))
+    write_in_batches(writer)
+    writer.add_scalar("a", 1.0, 1)  # the first one at once: TensorBoard shows a run from its start
+    assert handed_over == [1]
+    for step in (2, 3, 4):
+        writer.add_scalar("a", 1.0, step)
+    assert handed_over == [1]
+    clock[0] += INTERVAL
+    writer.add_scalar("a", 1.0, 5)
+    assert handed_over == [1, 2, 3, 4, 5]
+    writer.close()
+    assert [step for step, _ in curves(tmp_path)["a"]] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_flush_and_close_write_what_was_held_back(writer, tmp_path, end):
+    write_in_batches(writer)
+    for step in range(100):
+        writer.add_scalar("a", step / 2, step)
+    getattr(writer, end)()
+    assert curves(tmp_path)["a"] == [(step, step / 2) for step in range(100)]
+
+
+def test_events_keep_the_time_at_which_they_were_logged(writer, tmp_path):
+    write_in_batches(writer)
+    writer.add_scalar("a", 1.0, 1)
+    before = time.time()
+    writer.add_scalar("a", 2.0, 2)
+    after = time.time()
+    time.sleep(0.2)
+    writer.close()
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("a")
+    assert before <= events[-1].wall_time <= after
+
+
+def test_a_script_that_ends_with_an_error_keeps_the_end_of_its_curves(runner):
+    code = """
+from torch.utils.tensorboard import SummaryWriter
+from cleanrl_utils.curves import write_in_batches
+writer = SummaryWriter("run")
+write_in_batches(writer)
+for step in range(50):
+    writer.add_scalar("a", step, step)
+raise ValueError("a mistake in the loop")
+"""
+    result = runner.run("-c", code, check=False)
+    assert result.returncode == 1 and "a mistake in the loop" in result.stderr
+    assert [step for step, _ in curves(runner.folder / "run")["a"]] == list(range(50))
