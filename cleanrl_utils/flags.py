@@ -1,10 +1,12 @@
-"""Flags as they were once written: a line that says how they are written now, before the parser says less.
+"""Flags as they were once written, and flags without effect: a line that says what to write now.
 
 `--cuda False` is the spelling of argparse; here `cuda` is a switch, `--no-cuda` turns it off.
 """
 
 import dataclasses
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import tyro
@@ -25,11 +27,23 @@ RENAMED = {
 
 
 def parse_args(args_class: Any) -> Any:
-    """Read the flags of the command line; one that is spelt as it used to be ends the program with one line."""
-    line = find_old_spelling(args_class, sys.argv[1:])
+    """Read the flags of the command line; one that is spelt as it used to be, or has no effect, ends the program."""
+    script = Path(sys.modules[args_class.__module__].__file__)
+    line = find_old_spelling(args_class, sys.argv[1:]) or find_computed(script.read_text(), sys.argv[1:])
     if line:
         sys.exit(line)
     return tyro.cli(args_class)
+
+
+def find_computed(source: str, argv: list[str]) -> str | None:
+    """Which flag has no effect, as the script computes its value whatever was given: `args.x = ...` without an x."""
+    computed = dict(re.findall(r"^    args\.(\w+) = (.+)$", source, re.MULTILINE))
+    for word in argv:
+        name = word.removeprefix("--").partition("=")[0].replace("-", "_")
+        formula = computed.get(name, f"args.{name}")
+        if word.startswith("--") and not re.search(rf"\bargs\.{re.escape(name)}\b", formula):
+            return f"{word.partition('=')[0]}: has no effect, as the script computes it: {formula.replace('args.', '')}"
+    return None
 
 
 def find_old_spelling(args_class: Any, argv: list[str]) -> str | None:

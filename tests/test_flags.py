@@ -1,11 +1,11 @@
-"""Flags of long ago get a line that says what to write now."""
+"""Flags of long ago, and flags without effect, get a line that says what to write now."""
 
 import pytest
 import tyro
 from conftest import ROOT
 
 from cleanrl.ppo import Args
-from cleanrl_utils.flags import RENAMED, find_old_spelling, parse_args
+from cleanrl_utils.flags import RENAMED, find_computed, find_old_spelling, parse_args
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,42 @@ def test_old_spelling_ends_a_script_with_the_line(runner):
     assert result.returncode == 1
     assert result.stderr.strip() == "--cuda False: a switch takes no value; write --no-cuda"
     assert not list(runner.folder.glob("runs/*"))
+
+
+# Flags without effect
+
+
+@pytest.mark.parametrize(
+    "words, flag, formula",
+    [
+        ("--minibatch-size 64", "--minibatch-size", "batch_size // num_minibatches"),
+        ("--seed 2 --batch_size=64", "--batch_size", "num_envs * num_steps"),
+        ("--num-iterations 3", "--num-iterations", "total_timesteps // batch_size"),
+    ],
+)
+def test_flag_that_the_script_computes_itself_is_refused(words, flag, formula):
+    line = find_computed((ROOT / "cleanrl" / "ppo.py").read_text(), words.split())
+    assert line == f"{flag}: has no effect, as the script computes it: {formula}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "    args.batch_size = max(args.batch_size, 32)\n",  # it has an effect
+        "    if args.batch_size == 0:\n        args.batch_size = 32\n",
+        "    args.batch_sizes = 3\n",
+        "    batch_size = 3\n",
+    ],
+)
+def test_flag_with_an_effect_is_accepted(source):
+    assert find_computed(source, ["--batch-size", "64", "--seed", "1"]) is None
+
+
+def test_batch_size_of_dqn_is_its_own():
+    assert find_computed((ROOT / "cleanrl" / "dqn.py").read_text(), ["--batch-size", "64"]) is None
+
+
+def test_flag_without_effect_ends_a_script_with_the_line(runner):
+    result = runner.run(ROOT / "cleanrl" / "ppo.py", "--minibatch-size", "64", check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("--minibatch-size: has no effect") and result.stderr.count("\n") == 1
