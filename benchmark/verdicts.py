@@ -167,8 +167,10 @@ def result_file(row: Row) -> str:
 
 
 def page_of(row: Row) -> str:
-    """The algorithm whose page has the curves; variants of our own are on that of their result file."""
-    return row.algorithm if row.algorithm in ALGORITHMS else result_file(row)
+    """The algorithm whose page has the curves; a variant of our own is on the page whose name its file begins with."""
+    if row.algorithm in ALGORITHMS:
+        return row.algorithm
+    return max((name for name in ALGORITHMS if result_file(row).startswith(name)), key=len)
 
 
 def script_of(row: Row) -> str:
