@@ -268,7 +268,9 @@ def all_results(src_uri: str) -> str:
     for path in sorted(RESULTS.glob("*.csv")):
         runs = learning_curves.read(path)
         if runs:
-            name = path.stem if f"{path.stem}.py" in FAMILY else runs[0].algorithm
+            # A result file begins with the name of its algorithm, which may be followed by that of a variant or a task
+            algorithms = [name.removesuffix(".py") for name in FAMILY]
+            name = max((name for name in algorithms if path.stem.startswith(name)), key=len)
             page = relative(f"rl-algorithms/{name}.md", src_uri)
             table = "\n".join(results.make_table([path], "published", "minutes"))
             sections.append(
