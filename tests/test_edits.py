@@ -1324,12 +1324,12 @@ def skip_without(device: str) -> None:
 
 
 def cases() -> list:
-    """All edits; of the many to one file with one outcome, every second one beyond the first ten is slow."""
+    """All edits; of the many to one file with one outcome, every second one beyond the first six is slow."""
     params, seen = [], Counter()
     for case in EDITS:
         kind = case.file, case.outcome
         seen[kind] += 1
-        is_slow = seen[kind] > 10 and seen[kind] % 2 == 0
+        is_slow = seen[kind] > 6 and seen[kind] % 2 == 0
         name = f"{case.file}: {case.name}"
         params.append(pytest.param(case, id=name, marks=pytest.mark.slow if is_slow else ()))
     return params
