@@ -52,15 +52,15 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of the project on Weights & Biases"""
     capture_video: bool = False
-    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
+    """record videos of the first environment and of the evaluation, in the folder of the run"""
     save_model: bool = False
-    """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
+    """save the trained model as `{exp_name}.safetensors` in the folder of the run, and evaluate it"""
     upload_model: bool = False
     """upload the saved model to the Hugging Face Hub"""
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
+    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -109,7 +109,7 @@ def make_env(env_id, idx, capture_video, run_dir):
         if action_space.start != 0:  # the policy counts actions from 0, this environment does not
             from_0 = gym.spaces.Discrete(action_space.n)
             env = gym.wrappers.TransformAction(env, lambda action: action + action_space.start, from_0)
-        if len(env.observation_space.shape or ()) != 1:  # integers and matrices become one vector
+        if len(env.observation_space.shape or ()) != 1:  # numbers and matrices become vectors
             env = gym.wrappers.FlattenObservation(env)
         if is_filmed:
             env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
@@ -232,13 +232,13 @@ def c51_loss(logits, next_logits, actions, rewards, terminations, gamma, atoms):
     old_pmfs = nn.softmax(old_logits)
     log_pmfs = jnp.log(old_pmfs.clip(1e-5, 1 - 1e-5))  # clipped: there is no gradient beyond these bounds
     loss = -(target_pmfs * log_pmfs).sum(-1).mean()  # the cross-entropy
-    old_q_values = old_pmfs @ atoms
-    stats = {"loss": loss, "q_values": old_q_values.mean()}
+    taken_q_values = old_pmfs @ atoms
+    stats = {"loss": loss, "q_values": taken_q_values.mean()}
     return loss, stats
 
 
 def load_policy(model_path, envs, device="cpu", deterministic=True):
-    """The trained policy as a function from observations to actions, NumPy arrays both. It is always greedy."""
+    """Load the trained policy: a function from observations to actions, both NumPy arrays. It is always greedy."""
     tensors = load_file(model_path)
     atoms = tensors.pop("atoms")  # differs from dqn_jax.py: the atoms are part of the model
     q_network = QNetwork(int(envs.single_action_space.n), len(atoms))
@@ -255,7 +255,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
 
 
 if __name__ == "__main__":
-    try:  # checkpoints, evaluation and tracking; this file also trains on its own
+    try:  # `run` adds checkpoints, evaluation and tracking; training works without it
         from cleanrl_utils import run
 
         args = run.parse_args(Args)
@@ -264,13 +264,13 @@ if __name__ == "__main__":
         args = tyro.cli(Args)
         if args.resume or args.track or args.upload_model:
             sys.exit("--resume, --track, --upload-model: install cleanrl_utils for them")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C raises an exception again
     if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
         args, checkpoint = run.prepare(args, __file__)
 
     random.seed(args.seed)
     np.random.seed(args.seed)
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more than they give
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more time than they save
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # and so does waiting for one
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/cleanrl_jax"))
     if not args.cuda:
@@ -318,12 +318,12 @@ if __name__ == "__main__":
         return train_state._replace(target_params=target_params)
 
     # Storage
-    if run:  # ends the program with a clear line if the memory is too small
+    if run:  # checks first that the buffer fits into memory
         buffer = run.place_buffer(ReplayBuffer, args.buffer_size, next_obs.shape[1], 1)
     else:
         buffer = ReplayBuffer(args.buffer_size, next_obs.shape[1], 1)
 
-    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
     state = {
         "global_step": 0,
         "next_obs": next_obs,
@@ -333,23 +333,23 @@ if __name__ == "__main__":
         "buffer": buffer,
     }
     if args.resume:
-        run.restore(checkpoint, state)
+        run.restore(checkpoint, state)  # in place; plain values are read from it below
     global_step = state["global_step"]
     next_obs = state["next_obs"]
     recent_returns = state["recent_returns"]
     train_state = state["train_state"]
 
     if run:
-        writer = run.start(run_dir, args, __file__, global_step)
+        writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
         from tensorboardX import SummaryWriter  # here, as it imports PyTorch as well where that is installed
 
         writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
-    print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # about 20 lines if the output is not a terminal
+    print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
     exploration_steps = max(args.exploration_fraction * args.total_timesteps, 1)
     stats = {}
-    logged_step = global_step
+    logged_step = global_step  # the run goes on from here
     start_time = time.perf_counter()
     for global_step in range(logged_step + args.num_envs, args.total_timesteps + 1, args.num_envs):
         # Act: epsilon-greedily, each environment on its own
@@ -361,8 +361,8 @@ if __name__ == "__main__":
             greedy_actions = np.asarray(act(train_state.params, obs.astype(np.float32)))
             actions = np.where(explore, actions, greedy_actions)
 
-        # Learn: before the environments step, so that on a GPU both happen at the same time
-        if global_step > args.learning_starts and buffer.num_added > 0:
+        # Learn: for each step of this round, one per environment. A GPU computes it while the environments step.
+        if global_step > args.learning_starts and buffer.num_added > 0:  # it is empty at first
             for step in range(global_step - args.num_envs + 1, global_step + 1):
                 if step % args.train_frequency == 0:
                     mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = buffer.sample(args.batch_size)
@@ -375,19 +375,19 @@ if __name__ == "__main__":
         # Step
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)
         real_next_obs = next_obs.copy()
-        if "final_obs" in infos:  # the last observation of an episode, not the first one of the next episode
+        if "final_obs" in infos:  # at the end of an episode, next_obs already begins the next one
             for idx in np.flatnonzero(infos["_final_obs"]):
                 real_next_obs[idx] = infos["final_obs"][idx]
         buffer.add(obs, real_next_obs, actions, rewards, terminations)
-        if "episode" in infos.get("final_info", {}):
+        if "episode" in infos.get("final_info", {}):  # `_episode` tells where one has ended
             episodes = infos["final_info"]["episode"]
             for idx in np.flatnonzero(infos["final_info"]["_episode"]):
                 recent_returns.append(episodes["r"][idx])
-                episode_step = global_step - args.num_envs + idx + 1  # no two episodes share a step
+                episode_step = global_step - args.num_envs + idx + 1  # one step per environment
                 writer.add_scalar("charts/episodic_return", episodes["r"][idx], episode_step)
                 writer.add_scalar("charts/episodic_length", episodes["l"][idx], episode_step)
 
-        # Log: every 100 steps, the losses of the latest minibatch
+        # Log: whenever a multiple of 100 steps is reached, the statistics of the latest minibatch
         if global_step % 100 < args.num_envs:
             for name, x in stats.items():
                 if not np.isfinite(x):
@@ -404,7 +404,7 @@ if __name__ == "__main__":
             if progress.disable and global_step % print_frequency < args.num_envs:
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
         if run and run.checkpoint_due(args, global_step, args.num_envs):
             state.update(global_step=global_step, next_obs=next_obs, train_state=train_state)
             run.save_checkpoint(run_dir, args, __file__, writer, state)

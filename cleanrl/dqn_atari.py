@@ -47,9 +47,9 @@ class Args:
     cuda: bool = True
     """train on the GPU when there is one"""
     compile: bool = False
-    """compile the update with `torch.compile`: half a minute of warm-up, slightly different rounding"""
+    """compile the update with `torch.compile`: faster after half a minute, slightly different rounding"""
     accelerate: Literal["auto", "on", "off"] = "auto"
-    """record and replay policy and update: `auto` where proven exact, `on` with audits, `off`: as written"""
+    """replay recorded operations: `auto` if this very file is proven exact, `on` with audits, `off` never"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -57,15 +57,15 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of the project on Weights & Biases"""
     capture_video: bool = False
-    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
+    """record videos of the first environment and of the evaluation, in the folder of the run"""
     save_model: bool = False
-    """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
+    """save the trained model as `{exp_name}.safetensors` in the folder of the run, and evaluate it"""
     upload_model: bool = False
     """upload the saved model to the Hugging Face Hub"""
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
+    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -151,10 +151,10 @@ class ReplayBuffer:
     """The latest transitions, each a row of obs, next_obs, action, reward, termination. New ones replace the oldest."""
 
     def __init__(self, size, obs_dim, action_dim, device):
-        self.columns = [obs_dim, obs_dim, action_dim, 1, 1]
-        self.rows = np.zeros((size, sum(self.columns)))
+        self.widths = [obs_dim, obs_dim, action_dim, 1, 1]
+        self.rows = np.zeros((size, sum(self.widths)))  # float64, as rewards are
         self.num_added = 0
-        self.device = device  # where minibatches go; the rows stay in the memory of the machine
+        self.device = device  # where minibatches go; the rows stay in main memory
         self.frames = torch.from_numpy(np.zeros((size + size // 25 + 1000, 84, 84), np.uint8)).to(device)
         self.num_frames = 0  # differs from dqn.py: obs and next_obs are numbers of frames
         self.stacks = {}  # the numbers of the 4 frames that an environment shows, for those in the midst of an episode
@@ -181,7 +181,7 @@ class ReplayBuffer:
             while self.rows[inds[i], 0] < self.num_frames - len(self.frames):  # its first frame has been overwritten
                 inds[i] = torch.randint(num_rows, ())
         rows = torch.from_numpy(self.rows[inds]).to(self.device)
-        obs, next_obs, actions, rewards, terminations = rows.float().split(self.columns, dim=-1)
+        obs, next_obs, actions, rewards, terminations = rows.float().split(self.widths, dim=-1)
         obs, next_obs = self.frames[rows[:, :8].long() % len(self.frames)].hsplit(2)
         return obs, next_obs, actions, rewards, terminations
 
@@ -207,11 +207,11 @@ def linear_schedule(start_e, end_e, duration, step):
 
 
 def dqn_loss(q_values, next_q_values, actions, rewards, terminations, gamma):
-    """The loss of a minibatch (Mnih et al. 2015, algorithm 1), and a dictionary of what to log."""
+    """The loss of a minibatch (Mnih et al. 2015, algorithm 1), and what to log. Only terminations end the rewards."""
     td_target = rewards + gamma * next_q_values.amax(-1, keepdim=True) * (1 - terminations)
-    old_q_values = q_values.gather(-1, actions.long())
-    td_loss = ((old_q_values - td_target) ** 2).mean()
-    return td_loss, {"td_loss": td_loss.detach(), "q_values": old_q_values.detach().mean()}
+    taken_q_values = q_values.gather(-1, actions.long())
+    td_loss = ((taken_q_values - td_target) ** 2).mean()
+    return td_loss, {"td_loss": td_loss.detach(), "q_values": taken_q_values.detach().mean()}
 
 
 @torch.no_grad()
@@ -221,7 +221,7 @@ def update_target(target_network, q_network, tau):  # with tau = 1, the target n
 
 
 def load_policy(model_path, envs, device="cpu", deterministic=True):
-    """The trained policy as a function from observations to actions, NumPy arrays both. It is always greedy."""
+    """Load the trained policy: a function from observations to actions, both NumPy arrays. It is always greedy."""
     q_network = QNetwork(envs).to(device)
     q_network.load_state_dict(load_file(model_path, device=str(device)))
 
@@ -233,7 +233,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
 
 
 if __name__ == "__main__":
-    try:  # checkpoints, evaluation, tracking and acceleration; this file also trains on its own
+    try:  # `run` adds checkpoints, evaluation, tracking and acceleration; training works without it
         from cleanrl_utils import run
 
         args = run.parse_args(Args)
@@ -242,7 +242,7 @@ if __name__ == "__main__":
         args = tyro.cli(Args)
         if args.resume or args.track or args.upload_model or args.compile:
             sys.exit("--resume, --track, --upload-model, --compile: install cleanrl_utils for them")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C raises an exception again
     if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
         args, checkpoint = run.prepare(args, __file__)
 
@@ -251,7 +251,7 @@ if __name__ == "__main__":
     torch.manual_seed(args.seed)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for determinism on a GPU
     torch.use_deterministic_algorithms(args.torch_deterministic)
-    torch.set_num_threads(1)  # on matrices this small, threads cost more than they give
+    torch.set_num_threads(1)  # on matrices this small, threads cost more time than they save
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
     run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
@@ -263,7 +263,7 @@ if __name__ == "__main__":
     q_network = QNetwork(envs).to(device)
     target_network = QNetwork(envs).to(device)
     target_network.load_state_dict(q_network.state_dict())
-    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor, which a schedule may change
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a replay does not see a float change
     optimizer = torch.optim.Adam(q_network.parameters(), learning_rate, fused=True)
 
     def update(mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations):
@@ -278,12 +278,12 @@ if __name__ == "__main__":
 
     # Storage
     next_obs, _ = envs.reset(seed=args.seed)
-    if run:  # ends the program with a clear line if the memory is too small
+    if run:  # checks first that the buffer fits into memory
         buffer = run.place_buffer(ReplayBuffer, args.buffer_size, next_obs.shape[1], 1, device=device)
     else:
         buffer = ReplayBuffer(args.buffer_size, next_obs.shape[1], 1, device)
 
-    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
     state = {
         "global_step": 0,
         "next_obs": next_obs,
@@ -295,7 +295,7 @@ if __name__ == "__main__":
         "buffer": buffer,
     }
     if args.resume:
-        run.restore(checkpoint, state)
+        run.restore(checkpoint, state)  # in place; plain values are read from it below
         if state["next_obs"] is not checkpoint["next_obs"]:
             buffer.stacks.clear()  # environments that cannot be restored start new episodes
     global_step = state["global_step"]
@@ -303,16 +303,16 @@ if __name__ == "__main__":
     recent_returns = state["recent_returns"]
 
     act = q_network.get_action
-    if run:  # may replay recordings of both, to the same bits; --compile compiles `update`
+    if run:  # may make both faster, with the same results; --compile compiles `update`
         act, update = run.accelerate(args, __file__, act, update, state)
-        writer = run.start(run_dir, args, __file__, global_step)
+        writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
         writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
-    print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # about 20 lines if the output is not a terminal
+    print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
     exploration_steps = max(args.exploration_fraction * args.total_timesteps, 1)
     stats = {}
-    logged_step = global_step
+    logged_step = global_step  # the run goes on from here
     start_time = time.perf_counter()
     for global_step in range(logged_step + args.num_envs, args.total_timesteps + 1, args.num_envs):
         # Act: epsilon-greedily, each environment on its own
@@ -325,8 +325,8 @@ if __name__ == "__main__":
             greedy_actions = act(x).cpu().numpy()
             actions = np.where(explore, actions, greedy_actions)
 
-        # Learn: before the environments step, so that on a GPU both happen at the same time
-        if global_step > args.learning_starts and buffer.num_added > 0:
+        # Learn: for each step of this round, one per environment. A GPU computes it while the environments step.
+        if global_step > args.learning_starts and buffer.num_added > 0:  # it is empty at first
             for step in range(global_step - args.num_envs + 1, global_step + 1):
                 if step % args.train_frequency == 0:
                     minibatch = [x.to(device) for x in buffer.sample(args.batch_size)]
@@ -338,19 +338,19 @@ if __name__ == "__main__":
         # Step
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)
         real_next_obs = next_obs.copy()
-        if "final_obs" in infos:  # the last observation of an episode, not the first one of the next episode
+        if "final_obs" in infos:  # at the end of an episode, next_obs already begins the next one
             for idx in np.flatnonzero(infos["_final_obs"]):
                 real_next_obs[idx] = infos["final_obs"][idx]
         buffer.add(obs, real_next_obs, actions, rewards, terminations, truncations)
-        if "episode" in infos.get("final_info", {}):
+        if "episode" in infos.get("final_info", {}):  # `_episode` tells where one has ended
             episodes = infos["final_info"]["episode"]
             for idx in np.flatnonzero(infos["final_info"]["_episode"]):
                 recent_returns.append(episodes["r"][idx])
-                episode_step = global_step - args.num_envs + idx + 1  # no two episodes share a step
+                episode_step = global_step - args.num_envs + idx + 1  # one step per environment
                 writer.add_scalar("charts/episodic_return", episodes["r"][idx], episode_step)
                 writer.add_scalar("charts/episodic_length", episodes["l"][idx], episode_step)
 
-        # Log: every 100 steps, the losses of the latest minibatch
+        # Log: whenever a multiple of 100 steps is reached, the statistics of the latest minibatch
         if global_step % 100 < args.num_envs:
             for name, x in stats.items():
                 if not np.isfinite(x.item()):
@@ -367,7 +367,7 @@ if __name__ == "__main__":
             if progress.disable and global_step % print_frequency < args.num_envs:
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
         if run and run.checkpoint_due(args, global_step, args.num_envs):
             state.update(global_step=global_step, next_obs=next_obs)
             run.save_checkpoint(run_dir, args, __file__, writer, state)

@@ -42,9 +42,9 @@ class Args:
     cuda: bool = True
     """train on the GPU when there is one"""
     compile: bool = False
-    """compile the update with `torch.compile`: half a minute of warm-up, slightly different rounding"""
+    """compile the update with `torch.compile`: faster after half a minute, slightly different rounding"""
     accelerate: Literal["auto", "on", "off"] = "auto"
-    """record and replay policy and update: `auto` where proven exact, `on` with audits, `off`: as written"""
+    """replay recorded operations: `auto` if this very file is proven exact, `on` with audits, `off` never"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -52,15 +52,15 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of the project on Weights & Biases"""
     capture_video: bool = False
-    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
+    """record videos of the first environment and of the evaluation, in the folder of the run"""
     save_model: bool = False
-    """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
+    """save the trained model as `{exp_name}.safetensors` in the folder of the run, and evaluate it"""
     upload_model: bool = False
     """upload the saved model to the Hugging Face Hub"""
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
+    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -98,7 +98,7 @@ class Args:
     max_grad_norm: float = 0.5
     """the maximum norm of the gradient"""
     target_kl: float | None = None
-    """stop the epochs of an update once the KL divergence exceeds this"""
+    """skip the remaining epochs if the KL divergence exceeds this after one of them"""
 
     # Computed at run time
     batch_size: int = 0
@@ -151,7 +151,7 @@ def make_env(env_id, idx, capture_video, run_dir):
             from_0 = gym.spaces.Discrete(action_space.n)
             env = gym.wrappers.TransformAction(env, lambda action: action + action_space.start, from_0)
         env = ActionMask(env)
-        if len(env.observation_space.shape or ()) != 1:  # integers and matrices become one vector
+        if len(env.observation_space.shape or ()) != 1:  # numbers and matrices become vectors
             env = gym.wrappers.FlattenObservation(env)
         if is_filmed:
             env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
@@ -163,7 +163,7 @@ def make_env(env_id, idx, capture_video, run_dir):
 
 def make_envs(env_id, num_envs, capture_video, run_dir):
     # detail 1: vectorized architecture. SAME_STEP: the step that ends an episode returns the first observation of the
-    # next episode, and the last observation of the old one in infos["final_obs"], so no reset step is ever trained on.
+    # next episode, and the last observation of the old one in infos["final_obs"]. copy=False: `step` reuses its arrays.
     thunks = [make_env(env_id, idx, capture_video, run_dir) for idx in range(num_envs)]
     return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
@@ -193,7 +193,7 @@ class Agent(nn.Module):
         self.obs_dim = obs_dim
         # detail 13: policy and value function are separate networks
         self.critic = mlp(obs_dim, 1, output_std=1.0)
-        self.actor = mlp(obs_dim, num_actions, output_std=0.01)
+        self.actor = mlp(obs_dim, num_actions, output_std=0.01)  # nearly uniform at first
 
     def get_value(self, x):
         return self.critic(x[..., : self.obs_dim]).squeeze(-1)
@@ -208,7 +208,7 @@ class Agent(nn.Module):
     def get_action(self, x, deterministic=False):
         logits = self.get_logits(x)
         if not deterministic:
-            # Gumbel-max trick: with noise -log(E), E exponential, the argmax is a sample of softmax(logits)
+            # Gumbel-max trick: if -log(E) is added, E ~ Exponential(1), the argmax is a sample of softmax(logits)
             logits = logits - torch.empty_like(logits).exponential_().log()
         return logits.argmax(-1)
 
@@ -222,22 +222,22 @@ class Agent(nn.Module):
 
 def compute_gae(rewards, terminations, truncations, values, next_values, gamma, gae_lambda):
     """Detail 5: advantages and returns by GAE (Schulman et al. 2016). All tensors are (num_steps, num_envs)."""
-    # `next_values` belong to the observations that really came next, also after a truncation. After a termination,
-    # nothing comes next. Advantages do not flow from one episode into the one before it.
+    # delta[t] = r[t] + gamma * V(s[t+1]) - V(s[t]) and A[t] = delta[t] + gamma * lambda * A[t+1], within an episode.
+    # After a termination, V(s[t+1]) is 0; after a truncation, s[t+1] is the last observation of the old episode.
     deltas = rewards + gamma * next_values * ~terminations - values
     dones = terminations | truncations
     decays = gamma * gae_lambda * ~dones
     decays = decays.cpu().numpy()  # in a loop over small arrays, NumPy is faster than PyTorch
-    advantages = deltas.cpu().numpy()
+    advantages = deltas.cpu().numpy()  # the loop turns deltas into advantages
     for step in reversed(range(len(advantages) - 1)):
         next_advantage = advantages[step + 1]
         advantages[step] += decays[step] * next_advantage
     advantages = torch.as_tensor(advantages).to(values.device)
-    return advantages, advantages + values
+    return advantages, advantages + values  # return = value + advantage
 
 
 def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, values, args):
-    """The loss of a minibatch, and a dictionary of what to log (detail 12: debug variables)."""
+    """The loss, given `logprobs` and `values` of the rollout, and a dictionary of what to log (detail 12)."""
     logratio = newlogprobs - logprobs
     ratio = logratio.exp()
     if args.norm_adv:  # detail 7: advantages are normalized in each minibatch
@@ -246,11 +246,11 @@ def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, val
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
     # detail 9: the value loss is clipped, too: moving a value by more than clip_coef gains nothing
-    value_loss = 0.5 * (newvalues - returns) ** 2
+    value_loss = (newvalues - returns) ** 2
     if args.clip_vloss:
         clipped_values = values + (newvalues - values).clamp(-args.clip_coef, args.clip_coef)
-        value_loss = torch.max(value_loss, 0.5 * (clipped_values - returns) ** 2)
-    value_loss = value_loss.mean()
+        value_loss = torch.max(value_loss, (clipped_values - returns) ** 2)
+    value_loss = 0.5 * value_loss.mean()
     # detail 10: the overall loss has an entropy bonus (Schulman et al. 2017, eq. 9)
     entropy = entropy.mean()
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
@@ -259,7 +259,7 @@ def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, val
             "value_loss": value_loss.detach(),
             "policy_loss": policy_loss.detach(),
             "entropy": entropy.detach(),
-            "old_approx_kl": (-logratio).mean(),
+            "old_approx_kl": (-logratio).mean(),  # the plain estimate of KL(old policy, new policy)
             "approx_kl": (ratio - 1 - logratio).mean(),  # less noisy: joschu.net/blog/kl-approx.html
             "clipfrac": (ratio != clipped_ratio).float().mean(),
         }
@@ -267,7 +267,7 @@ def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, val
 
 
 def load_policy(model_path, envs, device="cpu", deterministic=True):
-    """The trained policy as a function from observations to actions, NumPy arrays both."""
+    """Load the trained policy: a function from observations to actions, both NumPy arrays."""
     agent = Agent(envs).to(device)
     agent.load_state_dict(load_file(model_path, device=str(device)))
 
@@ -279,7 +279,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
 
 
 if __name__ == "__main__":
-    try:  # checkpoints, evaluation, tracking and acceleration; this file also trains on its own
+    try:  # `run` adds checkpoints, evaluation, tracking and acceleration; training works without it
         from cleanrl_utils import run
 
         args = run.parse_args(Args)
@@ -288,7 +288,7 @@ if __name__ == "__main__":
         args = tyro.cli(Args)
         if args.resume or args.track or args.upload_model or args.compile:
             sys.exit("--resume, --track, --upload-model, --compile: install cleanrl_utils for them")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C raises an exception again
     if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
         args, checkpoint = run.prepare(args, __file__)
     args.batch_size = args.num_envs * args.num_steps
@@ -300,7 +300,7 @@ if __name__ == "__main__":
     torch.manual_seed(args.seed)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for determinism on a GPU
     torch.use_deterministic_algorithms(args.torch_deterministic)
-    torch.set_num_threads(1)  # on matrices this small, threads cost more than they give
+    torch.set_num_threads(1)  # on matrices this small, threads cost more time than they save
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
     run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
@@ -310,8 +310,8 @@ if __name__ == "__main__":
     except Exception as error:  # an unknown id, a package that is missing, actions of another kind
         sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
     agent = Agent(envs).to(device)
-    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a recorded update sees its changes
-    optimizer = torch.optim.Adam(agent.parameters(), learning_rate, eps=1e-5, fused=True)  # detail 3: its epsilon
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a replay does not see a float change
+    optimizer = torch.optim.Adam(agent.parameters(), learning_rate, eps=1e-5, fused=True)  # detail 3: not 1e-8
 
     def update(mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_returns, mb_values):
         optimizer.zero_grad()
@@ -323,7 +323,7 @@ if __name__ == "__main__":
         optimizer.step()
         return stats
 
-    # Storage
+    # Storage: observations are on the device, where the policy needs them; the rest goes there after a rollout
     next_obs, _ = envs.reset(seed=args.seed)
     rollout_shape = (args.num_steps, args.num_envs)
     obs = torch.zeros(args.num_steps, *next_obs.shape, device=device)
@@ -332,7 +332,7 @@ if __name__ == "__main__":
     terminations = np.zeros(rollout_shape, dtype=bool)
     truncations = np.zeros(rollout_shape, dtype=bool)
 
-    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
     state = {
         "global_step": 0,
         "next_obs": next_obs,
@@ -342,15 +342,15 @@ if __name__ == "__main__":
         "optimizer": optimizer,
     }
     if args.resume:
-        run.restore(checkpoint, state)
+        run.restore(checkpoint, state)  # in place; plain values are read from it below
     global_step = state["global_step"]
     next_obs = state["next_obs"]
     recent_returns = state["recent_returns"]
 
     act = agent.get_action
-    if run:  # may replay recordings of both, to the same bits; --compile compiles `update`
+    if run:  # may make both faster, with the same results; --compile compiles `update`
         act, update = run.accelerate(args, __file__, act, update, state)
-        writer = run.start(run_dir, args, __file__, global_step)
+        writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
         writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.num_iterations * args.batch_size, initial=global_step, unit="step", disable=None)
@@ -360,7 +360,7 @@ if __name__ == "__main__":
             remaining = 1 - (iteration - 1) / args.num_iterations
             learning_rate.fill_(remaining * args.learning_rate)
 
-        # Rollout: only act. One forward pass after it gives log-probabilities and values of all steps.
+        # Rollout: it only chooses actions. One forward pass after it gives all log-probabilities and values.
         final_obs = {}  # the last observation of each truncated episode, by (step, idx)
         for step in range(args.num_steps):
             obs[step] = torch.as_tensor(next_obs)
@@ -369,30 +369,30 @@ if __name__ == "__main__":
             next_obs, rewards[step], terminations[step], truncations[step], infos = envs.step(action)
             global_step += args.num_envs
             for idx in np.flatnonzero(truncations[step]):
-                final_obs[step, idx] = np.array([infos["final_obs"][idx]])  # a copy, as a batch of one
-            if "episode" in infos.get("final_info", {}):
+                final_obs[step, idx] = np.array([infos["final_obs"][idx]])  # a copy; [] make it a batch
+            if "episode" in infos.get("final_info", {}):  # `_episode` tells where one has ended
                 episodes = infos["final_info"]["episode"]
                 for idx in np.flatnonzero(infos["final_info"]["_episode"]):
                     recent_returns.append(episodes["r"][idx])
-                    episode_step = global_step - args.num_envs + idx + 1  # no two episodes share a step
+                    episode_step = global_step - args.num_envs + idx + 1  # one step per environment
                     writer.add_scalar("charts/episodic_return", episodes["r"][idx], episode_step)
                     writer.add_scalar("charts/episodic_length", episodes["l"][idx], episode_step)
 
         # Targets
-        b_obs = obs.flatten(0, 1)
+        b_obs = obs.flatten(0, 1)  # b_: all steps of the batch in one dimension
         b_actions = torch.as_tensor(actions, device=device).flatten(0, 1)
-        b_rewards = torch.as_tensor(rewards, device=device)  # (num_steps, num_envs)
-        b_terminations = torch.as_tensor(terminations, device=device)
-        b_truncations = torch.as_tensor(truncations, device=device)
+        torch_rewards = torch.as_tensor(rewards, device=device)  # (num_steps, num_envs)
+        torch_terminations = torch.as_tensor(terminations, device=device)
+        torch_truncations = torch.as_tensor(truncations, device=device)
         with torch.no_grad():
             b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions)
-            values = b_values.view_as(b_rewards)  # (num_steps, num_envs)
-            next_values = values.roll(-1, dims=0)  # of the next step; the last row is set below
+            values = b_values.view_as(torch_rewards)  # (num_steps, num_envs)
+            next_values = values.roll(-1, dims=0)  # of the next step; some are set below
             next_values[-1] = agent.get_value(torch.as_tensor(next_obs).to(obs))  # to the dtype and device of obs
             for index, x in final_obs.items():  # a truncated episode would have gone on from here
                 next_values[index] = agent.get_value(torch.as_tensor(x).to(obs))
             advantages, returns = compute_gae(
-                b_rewards, b_terminations, b_truncations, values, next_values, args.gamma, args.gae_lambda
+                torch_rewards, torch_terminations, torch_truncations, values, next_values, args.gamma, args.gae_lambda
             )
 
         # Update
@@ -407,9 +407,9 @@ if __name__ == "__main__":
             if args.target_kl is not None and stats["approx_kl"] > args.target_kl:
                 break
 
-        # Log: the means over all minibatches of this iteration
-        means = {name: torch.stack([stats[name] for stats in all_stats]).mean() for name in stats}
-        checked = {"obs": obs, "rewards": b_rewards} | means
+        # Log: the means over all minibatches of this iteration. A number that is not finite ends the run.
+        means = {name: torch.stack([x[name] for x in all_stats]).mean() for name in stats}
+        checked = {"obs": obs, "rewards": torch_rewards} | means
         for name, x in checked.items():
             if not x.isfinite().all():
                 raise FloatingPointError(f"{name} is not finite at global_step={global_step}")
@@ -422,10 +422,10 @@ if __name__ == "__main__":
         recent_return = np.mean(recent_returns or [np.nan])
         progress.set_postfix(episodic_return=recent_return, refresh=False)
         progress.update(args.batch_size)
-        if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal, no progress bar
+        if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal: 20 lines at most
             print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
         if run and run.checkpoint_due(args, global_step, args.batch_size):
             state.update(global_step=global_step, next_obs=next_obs)
             run.save_checkpoint(run_dir, args, __file__, writer, state)

@@ -52,15 +52,15 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of the project on Weights & Biases"""
     capture_video: bool = False
-    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
+    """record videos of the first environment and of the evaluation, in the folder of the run"""
     save_model: bool = False
-    """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
+    """save the trained model as `{exp_name}.safetensors` in the folder of the run, and evaluate it"""
     upload_model: bool = False
     """upload the saved model to the Hugging Face Hub"""
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
+    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -98,7 +98,7 @@ class Args:
     max_grad_norm: float = 0.5
     """the maximum norm of the gradient"""
     target_kl: float | None = None
-    """stop the epochs of an update once the KL divergence exceeds this"""
+    """skip the remaining epochs if the KL divergence exceeds this after one of them"""
     bf16: bool = False
     """compute the convolutions in bfloat16: faster, at a lower precision"""
 
@@ -195,8 +195,8 @@ class Games(NamedTuple):
 
 def compute_gae(rewards, terminations, truncations, values, next_values, gamma, gae_lambda):
     """Detail 5: advantages and returns by GAE (Schulman et al. 2016). All arrays are (num_steps, num_envs)."""
-    # `next_values` belong to the observations that really came next, also after a truncation. After a termination,
-    # nothing comes next. Advantages do not flow from one episode into the one before it.
+    # delta[t] = r[t] + gamma * V(s[t+1]) - V(s[t]) and A[t] = delta[t] + gamma * lambda * A[t+1], within an episode.
+    # After a termination, V(s[t+1]) is 0; after a truncation, s[t+1] is the last observation of the old episode.
     deltas = rewards + gamma * next_values * ~terminations - values
     dones = terminations | truncations
     decays = gamma * gae_lambda * ~dones
@@ -207,11 +207,11 @@ def compute_gae(rewards, terminations, truncations, values, next_values, gamma, 
         return advantage, advantage
 
     _, advantages = jax.lax.scan(step_back, jnp.zeros_like(deltas[0]), (deltas, decays), reverse=True)
-    return advantages, advantages + values
+    return advantages, advantages + values  # return = value + advantage
 
 
 def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, values, valid, args):
-    """The loss of a minibatch, and a dictionary of what to log (detail 12: debug variables)."""
+    """The loss, given `logprobs` and `values` of the rollout, and a dictionary of what to log (detail 12)."""
     weights = valid / jnp.maximum(valid.sum(), 1)  # differs from ppo_atari_envpool.py: in JAX
 
     def mean(x):  # of the valid steps
@@ -227,11 +227,11 @@ def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, val
     clipped_ratio = jnp.clip(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -mean(jnp.minimum(advantages * ratio, advantages * clipped_ratio))
     # detail 9: the value loss is clipped, too: moving a value by more than clip_coef gains nothing
-    value_loss = 0.5 * (newvalues - returns) ** 2
+    value_loss = (newvalues - returns) ** 2
     if args.clip_vloss:
         clipped_values = values + jnp.clip(newvalues - values, -args.clip_coef, args.clip_coef)
-        value_loss = jnp.maximum(value_loss, 0.5 * (clipped_values - returns) ** 2)
-    value_loss = mean(value_loss)
+        value_loss = jnp.maximum(value_loss, (clipped_values - returns) ** 2)
+    value_loss = 0.5 * mean(value_loss)
     # detail 10: the overall loss has an entropy bonus (Schulman et al. 2017, eq. 9)
     entropy = mean(entropy)
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
@@ -248,7 +248,7 @@ def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, val
 
 
 def load_policy(model_path, envs, device="cpu", deterministic=True):  # differs from ppo_atari_envpool.py: in JAX
-    """The trained policy as a function from observations to actions, NumPy arrays both."""
+    """Load the trained policy: a function from observations to actions, both NumPy arrays."""
     num_actions = int(envs.single_action_space.n)
     agent = Agent(num_actions)
     params = unflatten_dict(load_file(model_path), sep=".")
@@ -268,7 +268,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):  # differs 
 
 
 if __name__ == "__main__":
-    try:  # checkpoints, evaluation and tracking; this file also trains on its own
+    try:  # `run` adds checkpoints, evaluation and tracking; training works without it
         from cleanrl_utils import run
 
         args = run.parse_args(Args)
@@ -277,7 +277,7 @@ if __name__ == "__main__":
         args = tyro.cli(Args)
         if args.resume or args.track or args.upload_model:
             sys.exit("--resume, --track, --upload-model: install cleanrl_utils for them")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C raises an exception again
     if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
         args, checkpoint = run.prepare(args, __file__)
 
@@ -287,7 +287,7 @@ if __name__ == "__main__":
 
     random.seed(args.seed)
     np.random.seed(args.seed)
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more than they give
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more time than they save
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # and so does waiting for one
     if not args.cuda:
         jax.config.update("jax_platforms", "cpu")
@@ -369,7 +369,7 @@ if __name__ == "__main__":
         params = jax.tree.map(lambda x, change: x - learning_rate * change, train_state.params, changes)
         return TrainState(params, optimizer_state), stats
 
-    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
     state = {
         "global_step": 0,
         "next_obs": next_obs,
@@ -379,7 +379,7 @@ if __name__ == "__main__":
         "train_state": train_state,
     }
     if args.resume:
-        run.restore(checkpoint, state)
+        run.restore(checkpoint, state)  # in place; plain values are read from it below
     global_step = state["global_step"]
     recent_returns = state["recent_returns"]
     recent_lengths = state["recent_lengths"]
@@ -414,7 +414,7 @@ if __name__ == "__main__":
         """A whole iteration, without a return to Python in between."""
         noise_key, shuffle_key = jax.random.split(iteration_key)
 
-        # Rollout: only act. One forward pass after it gives log-probabilities and values of all steps.
+        # Rollout: it only chooses actions. One forward pass after it gives all log-probabilities and values.
         noise = jax.random.gumbel(noise_key, (args.num_steps, args.num_envs, num_actions))
 
         def play(games, step):
@@ -479,7 +479,7 @@ if __name__ == "__main__":
         return train_state, games, means, explained_variance
 
     if run:
-        writer = run.start(run_dir, args, __file__, global_step)
+        writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
         from tensorboardX import SummaryWriter  # here, as it imports PyTorch as well where that is installed
 
@@ -501,7 +501,7 @@ if __name__ == "__main__":
             for idx in np.flatnonzero(played.games_over[step]):
                 recent_returns.append(scores[idx])
                 recent_lengths.append(played.lengths[step, idx])
-                episode_step = global_step + idx + 1  # no two episodes share a step
+                episode_step = global_step + idx + 1  # one step per environment
                 writer.add_scalar("charts/episodic_return", scores[idx], episode_step)
                 writer.add_scalar("charts/episodic_length", played.lengths[step, idx], episode_step)
                 scores[idx] = 0
@@ -523,10 +523,10 @@ if __name__ == "__main__":
         writer.add_scalar("charts/avg_episodic_length", np.mean(recent_lengths or [np.nan]), global_step)
         progress.set_postfix(episodic_return=recent_return, refresh=False)
         progress.update(args.batch_size)
-        if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal, no progress bar
+        if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal: 20 lines at most
             print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
         if run and run.checkpoint_due(args, global_step, args.batch_size):
             state.update(global_step=global_step, next_obs=np.asarray(games.next_obs), train_state=train_state)
             run.save_checkpoint(run_dir, args, __file__, writer, state)

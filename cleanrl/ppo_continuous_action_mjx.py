@@ -59,15 +59,15 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of the project on Weights & Biases"""
     capture_video: bool = False
-    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
+    """record videos of the first environment and of the evaluation, in the folder of the run"""
     save_model: bool = False
-    """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
+    """save the trained model as `{exp_name}.safetensors` in the folder of the run, and evaluate it"""
     upload_model: bool = False
     """upload the saved model to the Hugging Face Hub"""
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
+    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -107,7 +107,7 @@ class Args:
     max_grad_norm: float = 1.0
     """the maximum norm of the gradient"""
     target_kl: float | None = None
-    """stop the epochs of an update once the KL divergence exceeds this"""
+    """skip the remaining epochs if the KL divergence exceeds this after one of them"""
     reward_scaler: float = 1.0
     """rewards are multiplied by this before they are learned from"""
     log_frequency: int = 10
@@ -138,7 +138,7 @@ def make_env(env_id, idx, capture_video, run_dir):
 
 def make_envs(env_id, num_envs, capture_video, run_dir):
     # detail 1: vectorized architecture. SAME_STEP: the step that ends an episode returns the first observation of the
-    # next episode, and the last observation of the old one in infos["final_obs"], so no reset step is ever trained on.
+    # next episode, and the last observation of the old one in infos["final_obs"]. copy=False: `step` reuses its arrays.
     thunks = [make_env(env_id, idx, capture_video, run_dir) for idx in range(num_envs)]
     return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
@@ -319,8 +319,8 @@ class TrainState(NamedTuple):
 
 def compute_gae(rewards, terminations, truncations, values, next_values, gamma, gae_lambda):
     """Detail 5: advantages and returns by GAE (Schulman et al. 2016). All arrays are (num_steps, num_envs)."""
-    # `next_values` belong to the observations that really came next, also after a truncation. After a termination,
-    # nothing comes next. Advantages do not flow from one episode into the one before it.
+    # delta[t] = r[t] + gamma * V(s[t+1]) - V(s[t]) and A[t] = delta[t] + gamma * lambda * A[t+1], within an episode.
+    # After a termination, V(s[t+1]) is 0; after a truncation, s[t+1] is the last observation of the old episode.
     deltas = rewards + gamma * next_values * ~terminations - values
     dones = terminations | truncations
     decays = gamma * gae_lambda * ~dones
@@ -332,11 +332,11 @@ def compute_gae(rewards, terminations, truncations, values, next_values, gamma, 
 
     after_the_rollout = jnp.zeros_like(deltas[0])
     _, advantages = jax.lax.scan(step_back, after_the_rollout, (deltas, decays), reverse=True)
-    return advantages, advantages + values
+    return advantages, advantages + values  # return = value + advantage
 
 
 def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, values, args):
-    """The loss of a minibatch, and a dictionary of what to log (detail 12: debug variables)."""
+    """The loss, given `logprobs` and `values` of the rollout, and a dictionary of what to log (detail 12)."""
     logratio = newlogprobs - logprobs
     ratio = jnp.exp(logratio)
     if args.norm_adv:  # detail 7: advantages are normalized in each minibatch
@@ -345,11 +345,11 @@ def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, val
     clipped_ratio = jnp.clip(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -jnp.minimum(advantages * ratio, advantages * clipped_ratio).mean()
     # detail 9: the value loss is clipped, too: moving a value by more than clip_coef gains nothing
-    value_loss = 0.5 * (newvalues - returns) ** 2
+    value_loss = (newvalues - returns) ** 2
     if args.clip_vloss:
         clipped_values = values + jnp.clip(newvalues - values, -args.clip_coef, args.clip_coef)
-        value_loss = jnp.maximum(value_loss, 0.5 * (clipped_values - returns) ** 2)
-    value_loss = value_loss.mean()
+        value_loss = jnp.maximum(value_loss, (clipped_values - returns) ** 2)
+    value_loss = 0.5 * value_loss.mean()
     # detail 10: the overall loss has an entropy bonus (Schulman et al. 2017, eq. 9)
     entropy = entropy.mean()
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
@@ -365,7 +365,7 @@ def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, val
 
 
 def load_policy(model_path, envs, device="cpu", deterministic=True):
-    """The trained policy as a function from observations to actions, NumPy arrays both."""
+    """Load the trained policy: a function from observations to actions, both NumPy arrays."""
     # differs from ppo_jax.py: normal actions, and the statistics of the observations are part of the model
     num_actions = envs.single_action_space.shape[0]
     agent = Agent(num_actions)
@@ -387,7 +387,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
 
 
 if __name__ == "__main__":
-    try:  # checkpoints, evaluation and tracking; this file also trains on its own
+    try:  # `run` adds checkpoints, evaluation and tracking; training works without it
         from cleanrl_utils import run
 
         args = run.parse_args(Args)
@@ -396,7 +396,7 @@ if __name__ == "__main__":
         args = tyro.cli(Args)
         if args.resume or args.track or args.upload_model:
             sys.exit("--resume, --track, --upload-model: install cleanrl_utils for them")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C raises an exception again
     if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
         args, checkpoint = run.prepare(args, __file__)
     if args.capture_video and not args.save_model:
@@ -407,7 +407,7 @@ if __name__ == "__main__":
     args.minibatch_size = args.batch_size // args.num_minibatches
     args.num_iterations = args.total_timesteps // args.batch_size
 
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more than they give
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more time than they save
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # and so does waiting for one
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/cleanrl_jax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # it holds everything
@@ -434,7 +434,7 @@ if __name__ == "__main__":
     get_value = partial(agent.apply, method="get_value")
     get_action = partial(agent.apply, method="get_action")
     evaluate_actions = partial(agent.apply, method="evaluate_actions")
-    optimizer = optax.scale_by_adam(eps=1e-5)  # detail 3: its epsilon
+    optimizer = optax.scale_by_adam(eps=1e-5)  # detail 3: not 1e-8
     optimizer = optax.flatten(optimizer)  # all parameters as one vector: faster
     compile_quickly = {"xla_backend_optimization_level": 0}
 
@@ -472,7 +472,7 @@ if __name__ == "__main__":
         params, obs_stats = train_state.params, train_state.obs_stats
         key, noise_key, reset_key, shuffle_key = jax.random.split(train_state.key, 4)
 
-        # Rollout: only act. One forward pass after it gives log-probabilities and values of all steps.
+        # Rollout: it only chooses actions. One forward pass after it gives all log-probabilities and values.
         def play(env_states, noise):
             actions = get_action(params, normalize(env_states.obs, obs_stats), noise)
             return jax.vmap(partial(step_env, env))(env_states, actions, new_episodes)
@@ -559,7 +559,7 @@ if __name__ == "__main__":
         for run_dir, state in zip(run_dirs, states, strict=True):
             if run_dir != args.resume:
                 checkpoint = run.load(run_dir, __file__)
-            run.restore(checkpoint, state)
+            run.restore(checkpoint, state)  # in place; plain values are read from it below
             if state["global_step"] != states[0]["global_step"]:
                 sys.exit(f"--num-seeds: {run_dir} is at another step; resume each by itself")
     global_step = states[0]["global_step"]
@@ -577,7 +577,7 @@ if __name__ == "__main__":
     progress = tqdm(total=args.num_iterations * args.batch_size, initial=global_step, unit="step", disable=None)
     print_frequency = args.num_iterations // 20 + 1
     learning_rate = args.learning_rate
-    logged_step = global_step
+    logged_step = global_step  # the run goes on from here
     start_time = time.perf_counter()
     for iteration in range(global_step // args.batch_size + 1, args.num_iterations + 1):
         if args.anneal_lr:  # detail 4: the learning rate falls linearly to zero
@@ -619,7 +619,7 @@ if __name__ == "__main__":
             if progress.disable and iteration % print_frequency < args.log_frequency:  # no terminal
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoints` then ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoints` ends the program
         if run and run.checkpoint_due(args, global_step, args.batch_size):
             for i, state in enumerate(states):
                 state.update(global_step=global_step, train_state=take_seed(train_state, i))

@@ -62,15 +62,15 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of the project on Weights & Biases"""
     capture_video: bool = False
-    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
+    """record videos of the first environment and of the evaluation, in the folder of the run"""
     save_model: bool = False
-    """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
+    """save the trained model as `{exp_name}.safetensors` in the folder of the run, and evaluate it"""
     upload_model: bool = False
     """upload the saved model to the Hugging Face Hub"""
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
+    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -264,11 +264,11 @@ def linear_schedule(start_e, end_e, duration, step):
 
 
 def dqn_loss(q_values, next_q_values, actions, rewards, terminations, gamma):  # differs from dqn.py: in JAX
-    """The loss of a minibatch (Mnih et al. 2015, algorithm 1), and a dictionary of what to log."""
+    """The loss of a minibatch (Mnih et al. 2015, algorithm 1), and what to log. Only terminations end the rewards."""
     td_target = rewards + gamma * next_q_values.max(-1, keepdims=True) * (1 - terminations)
-    old_q_values = jnp.take_along_axis(q_values, actions.astype(int), axis=-1)
-    td_loss = ((old_q_values - td_target) ** 2).mean()
-    return td_loss, {"td_loss": td_loss, "q_values": old_q_values.mean()}
+    taken_q_values = jnp.take_along_axis(q_values, actions.astype(int), axis=-1)
+    td_loss = ((taken_q_values - td_target) ** 2).mean()
+    return td_loss, {"td_loss": td_loss, "q_values": taken_q_values.mean()}
 
 
 def distillation_loss(q_values, teacher_q_values, temperature):
@@ -302,7 +302,7 @@ def epsilon_greedy(act, params, obs, epsilon, num_actions):
 
 def get_real_next_obs(next_obs, infos):
     real_next_obs = next_obs.copy()
-    if "final_obs" in infos:  # the last observation of an episode, not the first one of the next episode
+    if "final_obs" in infos:  # at the end of an episode, next_obs already begins the next one
         for idx in np.flatnonzero(infos["_final_obs"]):
             real_next_obs[idx] = infos["final_obs"][idx]
     return real_next_obs
@@ -316,14 +316,14 @@ def play_games(act, params, args):
     while len(returns) < args.teacher_eval_episodes:
         actions = epsilon_greedy(act, params, obs, args.end_e, envs.single_action_space.n)
         obs, _, _, _, infos = envs.step(actions)
-        if "episode" in infos.get("final_info", {}):
+        if "episode" in infos.get("final_info", {}):  # `_episode` tells where one has ended
             returns.append(infos["final_info"]["episode"]["r"][0])
     envs.close()
     return returns
 
 
 def load_policy(model_path, envs, device="cpu", deterministic=True):  # differs from dqn.py: in JAX
-    """The trained policy as a function from observations to actions, NumPy arrays both. It is always greedy."""
+    """Load the trained policy: a function from observations to actions, both NumPy arrays. It is always greedy."""
     q_network = QNetwork(int(envs.single_action_space.n))
     params = unflatten_dict(load_file(model_path), sep=".")
 
@@ -338,7 +338,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):  # differs 
 
 
 if __name__ == "__main__":
-    try:  # checkpoints, evaluation and tracking; this file also trains on its own
+    try:  # `run` adds checkpoints, evaluation and tracking; training works without it
         from cleanrl_utils import run
 
         args = run.parse_args(Args)
@@ -347,7 +347,7 @@ if __name__ == "__main__":
         args = tyro.cli(Args)
         if args.resume or args.track or args.upload_model:
             sys.exit("--resume, --track, --upload-model: install cleanrl_utils for them")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C raises an exception again
     if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
         args, checkpoint = run.prepare(args, __file__)
     teacher_path = args.teacher_model_path
@@ -356,7 +356,7 @@ if __name__ == "__main__":
 
     random.seed(args.seed)
     np.random.seed(args.seed)
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more than they give
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more time than they save
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # and so does waiting for one
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/cleanrl_jax"))
     if not args.cuda:
@@ -424,7 +424,7 @@ if __name__ == "__main__":
 
     # Storage: a replay buffer of the student and one of the teacher
     teacher_size = min(args.buffer_size, args.teacher_steps)
-    if run:  # ends the program with a clear line if the memory is too small
+    if run:  # checks first that the buffer fits into memory
         buffer = run.place_buffer(ReplayBuffer, args.buffer_size, next_obs.shape[1], 1)
         teacher_buffer = run.place_buffer(
             ReplayBuffer, teacher_size, next_obs.shape[1], 1, flag="--teacher-steps", beside=buffer
@@ -433,7 +433,7 @@ if __name__ == "__main__":
         buffer = ReplayBuffer(args.buffer_size, next_obs.shape[1], 1)
         teacher_buffer = ReplayBuffer(teacher_size, next_obs.shape[1], 1)
 
-    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
     state = {
         "phase": "teacher",  # which plays first; then "student"
         "global_step": 0,  # the student's updates offline, plus its environment steps online
@@ -448,7 +448,7 @@ if __name__ == "__main__":
         "teacher_buffer": teacher_buffer,
     }
     if args.resume:
-        run.restore(checkpoint, state)
+        run.restore(checkpoint, state)  # in place; plain values are read from it below
         if state["next_obs"] is not checkpoint["next_obs"]:
             buffer.stacks.clear()  # environments that cannot be restored start new episodes
             teacher_buffer.stacks.clear()
@@ -461,7 +461,7 @@ if __name__ == "__main__":
     teacher_params = state["teacher_params"]
 
     if run:
-        writer = run.start(run_dir, args, __file__, global_step)
+        writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
         from tensorboardX import SummaryWriter  # here, as it imports PyTorch as well where that is installed
 
@@ -522,10 +522,10 @@ if __name__ == "__main__":
     teacher_buffer.frames = teacher_buffer.frames[:0].copy()
 
     # Phase 3: the student plays and learns from its own replay buffer
-    print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # about 20 lines if the output is not a terminal
+    print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
     exploration_steps = max(args.exploration_fraction * args.total_timesteps, 1)
     stats = {}
-    logged_step = global_step
+    logged_step = global_step  # the run goes on from here
     start_time = time.perf_counter()
     for global_step in range(logged_step + args.num_envs, last_step + 1, args.num_envs):
         # Act: epsilon-greedily, each environment on its own
@@ -533,9 +533,9 @@ if __name__ == "__main__":
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
         actions = epsilon_greedy(act, train_state.params, obs, epsilon, num_actions)
 
-        # Learn: before the environments step, so that on a GPU both happen at the same time
+        # Learn: for each step of this round, one per environment. A GPU computes it while the environments step.
         online_step = global_step - args.offline_steps
-        if online_step > args.learning_starts and buffer.num_added > 0:
+        if online_step > args.learning_starts and buffer.num_added > 0:  # it is empty at first
             for step in range(global_step - args.num_envs + 1, global_step + 1):
                 if step % args.train_frequency == 0:
                     mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = buffer.sample(args.batch_size)
@@ -556,16 +556,16 @@ if __name__ == "__main__":
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)
         real_next_obs = get_real_next_obs(next_obs, infos)
         buffer.add(obs, real_next_obs, actions, rewards, terminations, truncations)
-        if "episode" in infos.get("final_info", {}):
+        if "episode" in infos.get("final_info", {}):  # `_episode` tells where one has ended
             episodes = infos["final_info"]["episode"]
             for idx in np.flatnonzero(infos["final_info"]["_episode"]):
                 recent_returns.append(episodes["r"][idx])
-                episode_step = global_step - args.num_envs + idx + 1  # no two episodes share a step
+                episode_step = global_step - args.num_envs + idx + 1  # one step per environment
                 writer.add_scalar("charts/episodic_return", episodes["r"][idx], episode_step)
                 writer.add_scalar("charts/episodic_length", episodes["l"][idx], episode_step)
             distill_coeff = float(distillation_coefficient(recent_returns, teacher_returns))
 
-        # Log: every 100 steps, the losses of the latest minibatch
+        # Log: whenever a multiple of 100 steps is reached, the statistics of the latest minibatch
         if global_step % 100 < args.num_envs:
             for name, x in stats.items():
                 if not np.isfinite(x):
@@ -584,7 +584,7 @@ if __name__ == "__main__":
             if progress.disable and global_step % print_frequency < args.num_envs:
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
         if run and run.checkpoint_due(args, online_step, args.num_envs):
             state.update(
                 global_step=global_step, next_obs=next_obs, train_state=train_state, distill_coeff=distill_coeff

@@ -48,9 +48,9 @@ class Args:
     cuda: bool = True
     """train on the GPU when there is one"""
     compile: bool = False
-    """compile the update with `torch.compile`: half a minute of warm-up, slightly different rounding"""
+    """compile the update with `torch.compile`: faster after half a minute, slightly different rounding"""
     accelerate: Literal["auto", "on", "off"] = "auto"
-    """record and replay policy and update: `auto` where proven exact, `on` with audits, `off`: as written"""
+    """replay recorded operations: `auto` if this very file is proven exact, `on` with audits, `off` never"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -58,15 +58,15 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of the project on Weights & Biases"""
     capture_video: bool = False
-    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
+    """record videos of the first environment and of the evaluation, in the folder of the run"""
     save_model: bool = False
-    """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
+    """save the trained model as `{exp_name}.safetensors` in the folder of the run, and evaluate it"""
     upload_model: bool = False
     """upload the saved model to the Hugging Face Hub"""
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
+    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -234,10 +234,10 @@ class ReplayBuffer:
     """
 
     def __init__(self, size, obs_dim, action_dim, n_step, gamma, device):
-        self.columns = [obs_dim, obs_dim, action_dim, 1, 1]
-        self.rows = np.zeros((size, sum(self.columns)))
+        self.widths = [obs_dim, obs_dim, action_dim, 1, 1]
+        self.rows = np.zeros((size, sum(self.widths)))  # float64, as rewards are
         self.num_added = 0
-        self.device = device  # where minibatches go; the rows stay in the memory of the machine
+        self.device = device  # where minibatches go; the rows stay in main memory
         self.frames = torch.from_numpy(np.zeros((size + size // 25 + 1000, 84, 84), np.uint8)).to(device)
         self.num_frames = 0  # differs from c51.py: obs and next_obs are numbers of frames
         self.stacks = {}  # the numbers of the 4 frames that an environment shows, for those in the midst of an episode
@@ -285,7 +285,7 @@ class ReplayBuffer:
         priorities = self.priorities.get(inds)
         weights = torch.from_numpy((priorities / priorities.min()) ** -beta)
         rows = torch.from_numpy(self.rows[inds]).to(self.device)
-        obs, next_obs, actions, rewards, discounts = rows.float().split(self.columns, dim=-1)
+        obs, next_obs, actions, rewards, discounts = rows.float().split(self.widths, dim=-1)
         obs, next_obs = self.frames[rows[:, :8].long() % len(self.frames)].hsplit(2)
         return obs, next_obs, actions, rewards, discounts, weights.float()
 
@@ -351,8 +351,8 @@ def rainbow_loss(logits, next_logits, target_logits, actions, rewards, discounts
     log_pmfs = old_pmfs.clamp(1e-5, 1 - 1e-5).log()  # clamped: there is no gradient beyond these bounds
     losses = -(target_pmfs * log_pmfs).sum(-1)  # the cross-entropy of each transition
     loss = (weights * losses).mean()
-    old_q_values = old_pmfs.detach() @ atoms
-    stats = {"td_loss": loss.detach(), "q_values": old_q_values.mean()}
+    taken_q_values = old_pmfs.detach() @ atoms
+    stats = {"td_loss": loss.detach(), "q_values": taken_q_values.mean()}
     return loss, losses.detach(), stats
 
 
@@ -363,7 +363,7 @@ def update_target(target_network, q_network, tau):  # with tau = 1, the target n
 
 
 def load_policy(model_path, envs, device="cpu", deterministic=True):
-    """The trained policy as a function from observations to actions, NumPy arrays both."""
+    """Load the trained policy: a function from observations to actions, both NumPy arrays."""
     weights = load_file(model_path, device=str(device))
     q_network = QNetwork(envs, weights["atoms"]).to(device)  # differs from dqn.py: the atoms are part of the model
     q_network.load_state_dict(weights)
@@ -377,7 +377,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
 
 
 if __name__ == "__main__":
-    try:  # checkpoints, evaluation, tracking and acceleration; this file also trains on its own
+    try:  # `run` adds checkpoints, evaluation, tracking and acceleration; training works without it
         from cleanrl_utils import run
 
         args = run.parse_args(Args)
@@ -386,7 +386,7 @@ if __name__ == "__main__":
         args = tyro.cli(Args)
         if args.resume or args.track or args.upload_model or args.compile:
             sys.exit("--resume, --track, --upload-model, --compile: install cleanrl_utils for them")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C raises an exception again
     if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
         args, checkpoint = run.prepare(args, __file__)
     if args.buffer_size < args.n_step * args.num_envs:
@@ -397,7 +397,7 @@ if __name__ == "__main__":
     torch.manual_seed(args.seed)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for determinism on a GPU
     torch.use_deterministic_algorithms(args.torch_deterministic)
-    torch.set_num_threads(1)  # on matrices this small, threads cost more than they give
+    torch.set_num_threads(1)  # on matrices this small, threads cost more time than they save
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
     run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
@@ -410,7 +410,7 @@ if __name__ == "__main__":
     q_network = QNetwork(envs, atoms).to(device)
     target_network = QNetwork(envs, atoms).to(device)
     target_network.load_state_dict(q_network.state_dict())
-    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor, which a schedule may change
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a replay does not see a float change
     adam_epsilon = 1.5e-4  # as in the paper
     optimizer = torch.optim.Adam(q_network.parameters(), learning_rate, eps=adam_epsilon, fused=True)
 
@@ -430,14 +430,14 @@ if __name__ == "__main__":
 
     # Storage
     next_obs, _ = envs.reset(seed=args.seed)
-    if run:  # ends the program with a clear line if the memory is too small
+    if run:  # checks first that the buffer fits into memory
         buffer = run.place_buffer(
             ReplayBuffer, args.buffer_size, next_obs.shape[1], 1, args.n_step, args.gamma, device=device
         )
     else:
         buffer = ReplayBuffer(args.buffer_size, next_obs.shape[1], 1, args.n_step, args.gamma, device)
 
-    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
     state = {
         "global_step": 0,
         "next_obs": next_obs,
@@ -449,7 +449,7 @@ if __name__ == "__main__":
         "buffer": buffer,
     }
     if args.resume:
-        run.restore(checkpoint, state)
+        run.restore(checkpoint, state)  # in place; plain values are read from it below
         if state["next_obs"] is not checkpoint["next_obs"]:
             buffer.stacks.clear()  # environments that cannot be restored start new episodes
     global_step = state["global_step"]
@@ -457,15 +457,15 @@ if __name__ == "__main__":
     recent_returns = state["recent_returns"]
 
     act = q_network.get_action
-    if run:  # may replay recordings of both, to the same bits; --compile compiles `update`
+    if run:  # may make both faster, with the same results; --compile compiles `update`
         act, update = run.accelerate(args, __file__, act, update, state)
-        writer = run.start(run_dir, args, __file__, global_step)
+        writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
         writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
-    print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # about 20 lines if the output is not a terminal
+    print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
     stats = {}
-    logged_step = global_step
+    logged_step = global_step  # the run goes on from here
     start_time = time.perf_counter()
     for global_step in range(logged_step + args.num_envs, args.total_timesteps + 1, args.num_envs):
         # Act: the noise of the network explores
@@ -473,10 +473,10 @@ if __name__ == "__main__":
         x = torch.from_numpy(obs).to(device, torch.float32)
         actions = act(x).cpu().numpy()
 
-        # Learn: before the environments step, so that on a GPU both happen at the same time
+        # Learn: for each step of this round, one per environment. A GPU computes it while the environments step.
         beta = linear_schedule(args.prioritized_replay_beta, 1.0, args.total_timesteps, global_step)
         learned = []  # rows, and their new priorities
-        if global_step > args.learning_starts and buffer.num_added > 0:
+        if global_step > args.learning_starts and buffer.num_added > 0:  # it is empty at first
             for step in range(global_step - args.num_envs + 1, global_step + 1):
                 if step % args.train_frequency == 0:
                     mb_inds = buffer.draw(args.batch_size)
@@ -492,21 +492,21 @@ if __name__ == "__main__":
         # Step
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)
         real_next_obs = next_obs.copy()
-        if "final_obs" in infos:  # the last observation of an episode, not the first one of the next episode
+        if "final_obs" in infos:  # at the end of an episode, next_obs already begins the next one
             for idx in np.flatnonzero(infos["_final_obs"]):
                 real_next_obs[idx] = infos["final_obs"][idx]
         for mb_inds, new_priorities in learned:  # only now, as this waits for the GPU
             buffer.set_priorities(mb_inds, new_priorities.cpu().numpy())
         buffer.add(obs, real_next_obs, actions, rewards, terminations, truncations)
-        if "episode" in infos.get("final_info", {}):
+        if "episode" in infos.get("final_info", {}):  # `_episode` tells where one has ended
             episodes = infos["final_info"]["episode"]
             for idx in np.flatnonzero(infos["final_info"]["_episode"]):
                 recent_returns.append(episodes["r"][idx])
-                episode_step = global_step - args.num_envs + idx + 1  # no two episodes share a step
+                episode_step = global_step - args.num_envs + idx + 1  # one step per environment
                 writer.add_scalar("charts/episodic_return", episodes["r"][idx], episode_step)
                 writer.add_scalar("charts/episodic_length", episodes["l"][idx], episode_step)
 
-        # Log: every 100 steps, the losses of the latest minibatch
+        # Log: whenever a multiple of 100 steps is reached, the statistics of the latest minibatch
         if global_step % 100 < args.num_envs:
             for name, x in stats.items():
                 if not np.isfinite(x.item()):
@@ -524,7 +524,7 @@ if __name__ == "__main__":
             if progress.disable and global_step % print_frequency < args.num_envs:
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
         if run and run.checkpoint_due(args, global_step, args.num_envs):
             state.update(global_step=global_step, next_obs=next_obs)
             run.save_checkpoint(run_dir, args, __file__, writer, state)

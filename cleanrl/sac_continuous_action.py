@@ -46,9 +46,9 @@ class Args:
     cuda: bool = True
     """train on the GPU when there is one"""
     compile: bool = False
-    """compile the update with `torch.compile`: half a minute of warm-up, slightly different rounding"""
+    """compile the update with `torch.compile`: faster after half a minute, slightly different rounding"""
     accelerate: Literal["auto", "on", "off"] = "auto"
-    """record and replay policy and update: `auto` where proven exact, `on` with audits, `off`: as written"""
+    """replay recorded operations: `auto` if this very file is proven exact, `on` with audits, `off` never"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -56,15 +56,15 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of the project on Weights & Biases"""
     capture_video: bool = False
-    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
+    """record videos of the first environment and of the evaluation, in the folder of the run"""
     save_model: bool = False
-    """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
+    """save the trained model as `{exp_name}.safetensors` in the folder of the run, and evaluate it"""
     upload_model: bool = False
     """upload the saved model to the Hugging Face Hub"""
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
+    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -94,9 +94,9 @@ class Args:
     target_network_frequency: int = 1
     """environment steps between updates of the target networks"""
     alpha: float = 0.2
-    """the temperature, which is the weight of the entropy, if it is not tuned"""
+    """the temperature (the weight of the entropy) without --autotune"""
     autotune: bool = True
-    """tune the temperature so that the entropy approaches minus the dimension of the actions"""
+    """tune the temperature towards an entropy of -1 per component of an action"""
 
 
 def make_env(env_id, idx, capture_video, run_dir):
@@ -108,7 +108,7 @@ def make_env(env_id, idx, capture_video, run_dir):
         space = env.action_space
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1 or not space.is_bounded():
             raise ValueError(f"its actions are {space}, not a bounded vector; try dqn.py or ppo_continuous_action.py")
-        env = gym.wrappers.FlattenObservation(env)  # a vector, and a copy: arrays may be reused
+        env = gym.wrappers.FlattenObservation(env)  # a vector, and a copy, safe from resets
         if is_filmed:
             env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
         env = gym.wrappers.RecordEpisodeStatistics(env)
@@ -156,11 +156,11 @@ class Actor(nn.Module):
 
     @torch.inference_mode()
     def get_action(self, x, deterministic=False):
-        u, log_std = self(x)
+        u, log_std = self(x)  # without noise, u is its mean
         if not deterministic:
             u = u + log_std.exp() * torch.randn_like(u)
         action = u.tanh() * self.action_scale + self.action_bias
-        return action.clamp(self.low, self.high)
+        return action.clamp(self.low, self.high)  # rounding errors may leave the bounds
 
     def get_action_and_logprob(self, x):
         """Sample actions so that gradients flow through them into the policy (the reparameterization trick)."""
@@ -175,10 +175,10 @@ class ReplayBuffer:
     """The latest transitions, each a row of obs, next_obs, action, reward, termination. New ones replace the oldest."""
 
     def __init__(self, size, obs_dim, action_dim, device):
-        self.columns = [obs_dim, obs_dim, action_dim, 1, 1]
-        self.rows = np.zeros((size, sum(self.columns)), dtype=np.float32)
+        self.widths = [obs_dim, obs_dim, action_dim, 1, 1]
+        self.rows = np.zeros((size, sum(self.widths)), dtype=np.float32)
         self.num_added = 0
-        self.device = device  # where minibatches go; the rows stay in the memory of the machine
+        self.device = device  # where minibatches go; the rows stay in main memory
 
     def add(self, obs, next_obs, actions, rewards, terminations):
         columns = [obs, next_obs, actions.reshape(len(obs), -1), rewards[:, None], terminations[:, None]]
@@ -190,7 +190,7 @@ class ReplayBuffer:
         num_rows = min(self.num_added, len(self.rows))
         inds = torch.randint(num_rows, (batch_size,)).numpy()
         rows = torch.from_numpy(self.rows[inds]).to(self.device)
-        return rows.float().split(self.columns, dim=-1)
+        return rows.float().split(self.widths, dim=-1)
 
     def state_dict(self):
         return {
@@ -206,7 +206,7 @@ class ReplayBuffer:
 def log_prob(u, log_std, noise, action_scale):
     """The log-density of tanh(u) * action_scale + action_bias for u = mean + std * noise, by change of variables."""
     log_normal = -0.5 * noise**2 - log_std - LOG_SQRT_2PI
-    # The slope of tanh is 1 - tanh(u)^2. This form of its logarithm is accurate even where tanh(u) rounds to 1.
+    # The slope of tanh is (2 / (e^u + e^-u))^2. This form of its logarithm is accurate even where tanh(u) rounds to 1.
     log_slope = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
     return (log_normal - log_slope - action_scale.log()).sum(-1, keepdim=True)
 
@@ -219,7 +219,7 @@ def update_target(target_network, network, tau):
 
 
 def load_policy(model_path, envs, device="cpu", deterministic=True):
-    """The trained policy as a function from observations to actions, NumPy arrays both."""
+    """Load the trained policy: a function from observations to actions, both NumPy arrays."""
     # differs from td3_continuous_action.py: actions can also be sampled
     actor = Actor(envs).to(device)
     weights = load_file(model_path, device=str(device))
@@ -234,7 +234,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
 
 
 if __name__ == "__main__":
-    try:  # checkpoints, evaluation, tracking and acceleration; this file also trains on its own
+    try:  # `run` adds checkpoints, evaluation, tracking and acceleration; training works without it
         from cleanrl_utils import run
 
         args = run.parse_args(Args)
@@ -243,7 +243,7 @@ if __name__ == "__main__":
         args = tyro.cli(Args)
         if args.resume or args.track or args.upload_model or args.compile:
             sys.exit("--resume, --track, --upload-model, --compile: install cleanrl_utils for them")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C raises an exception again
     if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
         args, checkpoint = run.prepare(args, __file__)
 
@@ -252,7 +252,7 @@ if __name__ == "__main__":
     torch.manual_seed(args.seed)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for determinism on a GPU
     torch.use_deterministic_algorithms(args.torch_deterministic)
-    torch.set_num_threads(1)  # on matrices this small, threads cost more than they give
+    torch.set_num_threads(1)  # on matrices this small, threads cost more time than they save
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
     run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
@@ -271,8 +271,8 @@ if __name__ == "__main__":
     # The temperature is what entropy is worth. Its logarithm is learned, so that it stays positive.
     initial_alpha = 1.0 if args.autotune else args.alpha
     log_alpha = nn.Parameter(torch.tensor(initial_alpha, device=device).log())
-    target_entropy = -envs.single_action_space.shape[0]
-    policy_lr = torch.tensor(args.policy_lr, device=device)  # a tensor, which a schedule may change
+    target_entropy = -envs.single_action_space.shape[0]  # that of a density may be negative
+    policy_lr = torch.tensor(args.policy_lr, device=device)  # a tensor: a replay does not see a float change
     q_lr = torch.tensor(args.q_lr, device=device)
     q_params = list(qf1.parameters()) + list(qf2.parameters())
     q_optimizer = torch.optim.Adam(q_params, q_lr, fused=True)
@@ -297,7 +297,7 @@ if __name__ == "__main__":
             stats["alpha_loss"] = alpha_loss.detach()
         return stats
 
-    def update(mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, update_policy, update_targets):
+    def update(mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, policy_is_due, targets_are_due):
         # Critics: their target is the reward plus the discounted value and entropy of what the policy does next
         q_optimizer.zero_grad()
         with torch.no_grad():
@@ -306,7 +306,7 @@ if __name__ == "__main__":
             qf2_next_values = qf2_target(mb_next_obs, next_actions)
             # clipped double Q-learning (Fujimoto et al. 2018, eq. 10): the larger of two estimates is often too high
             next_q_values = torch.min(qf1_next_values, qf2_next_values)
-            next_q_values = next_q_values - log_alpha.exp() * next_logprobs
+            next_q_values = next_q_values - log_alpha.exp() * next_logprobs  # entropy: the mean of -logprob
             td_target = mb_rewards + args.gamma * next_q_values * (1 - mb_terminations)
         qf1_values = qf1(mb_obs, mb_actions)
         qf2_values = qf2(mb_obs, mb_actions)
@@ -320,25 +320,25 @@ if __name__ == "__main__":
             "qf2_values": qf2_values.detach().mean(),
             "qf1_loss": qf1_loss.detach(),
             "qf2_loss": qf2_loss.detach(),
-            "qf_loss": qf_loss.detach() / 2,  # the mean of the two
+            "qf_loss": qf_loss.detach() / 2,  # trained as their sum, logged as their mean
         }
 
-        if update_policy:
+        if policy_is_due:
             for _ in range(args.policy_frequency):  # catch up on the delayed actor updates
                 stats |= update_actor(mb_obs)
-        if update_targets:
+        if targets_are_due:
             update_target(qf1_target, qf1, args.tau)
             update_target(qf2_target, qf2, args.tau)
         return stats
 
     # Storage
     next_obs, _ = envs.reset(seed=args.seed)
-    if run:  # ends the program with a clear line if the memory is too small
+    if run:  # checks first that the buffer fits into memory
         buffer = run.place_buffer(ReplayBuffer, args.buffer_size, next_obs.shape[1], envs.action_space.shape[1], device)
     else:
         buffer = ReplayBuffer(args.buffer_size, next_obs.shape[1], envs.action_space.shape[1], device)
 
-    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
     state = {
         "global_step": 0,
         "next_obs": next_obs,
@@ -356,21 +356,21 @@ if __name__ == "__main__":
         "buffer": buffer,
     }
     if args.resume:
-        run.restore(checkpoint, state)
+        run.restore(checkpoint, state)  # in place; plain values are read from it below
     global_step = state["global_step"]
     next_obs = state["next_obs"]
     recent_returns = state["recent_returns"]
 
     act = actor.get_action
-    if run:  # may replay recordings of both, to the same bits; --compile compiles `update`
+    if run:  # may make both faster, with the same results; --compile compiles `update`
         act, update = run.accelerate(args, __file__, act, update, state)
-        writer = run.start(run_dir, args, __file__, global_step)
+        writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
         writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
-    print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # about 20 lines if the output is not a terminal
+    print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
     stats = {}
-    logged_step = global_step
+    logged_step = global_step  # the run goes on from here
     start_time = time.perf_counter()
     for global_step in range(logged_step + args.num_envs, args.total_timesteps + 1, args.num_envs):
         # Act: at random until learning starts, then by the policy
@@ -381,31 +381,31 @@ if __name__ == "__main__":
         else:
             actions = np.random.uniform(envs.action_space.low, envs.action_space.high).astype(np.float32)
 
-        # Learn: an update for each transition, before the environments step, so that a GPU works meanwhile
-        if global_step > args.learning_starts and buffer.num_added > 0:
+        # Learn: an update for each transition. A GPU computes it while the environments step.
+        if global_step > args.learning_starts and buffer.num_added > 0:  # it is empty at first
             for step in range(global_step - args.num_envs + 1, global_step + 1):
                 mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = buffer.sample(args.batch_size)
-                update_policy = step % args.policy_frequency == 0
-                update_targets = step % args.target_network_frequency == 0
+                policy_is_due = step % args.policy_frequency == 0
+                targets_are_due = step % args.target_network_frequency == 0
                 stats |= update(
-                    mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, update_policy, update_targets
+                    mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, policy_is_due, targets_are_due
                 )
 
         # Step
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)
         real_next_obs = next_obs.copy()
-        for idx in np.flatnonzero(terminations | truncations):  # not the beginning of the next episode
+        for idx in np.flatnonzero(terminations | truncations):  # next_obs begins the next episode
             real_next_obs[idx] = infos["final_obs"][idx]
         buffer.add(obs, real_next_obs, actions, rewards, terminations)
-        if "episode" in infos.get("final_info", {}):
+        if "episode" in infos.get("final_info", {}):  # `_episode` tells where one has ended
             episodes = infos["final_info"]["episode"]
             for idx in np.flatnonzero(infos["final_info"]["_episode"]):
                 recent_returns.append(episodes["r"][idx])
-                episode_step = global_step - args.num_envs + idx + 1  # no two episodes share a step
+                episode_step = global_step - args.num_envs + idx + 1  # one step per environment
                 writer.add_scalar("charts/episodic_return", episodes["r"][idx], episode_step)
                 writer.add_scalar("charts/episodic_length", episodes["l"][idx], episode_step)
 
-        # Log: every 100 steps, the losses of the latest minibatch
+        # Log: whenever a multiple of 100 steps is reached, the statistics of the latest minibatch
         if global_step % 100 < args.num_envs:
             for name, x in stats.items():
                 if not x.isfinite():
@@ -421,7 +421,7 @@ if __name__ == "__main__":
             if progress.disable and global_step % print_frequency < args.num_envs:
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
         if run and run.checkpoint_due(args, global_step, args.num_envs):
             state.update(global_step=global_step, next_obs=next_obs)
             run.save_checkpoint(run_dir, args, __file__, writer, state)

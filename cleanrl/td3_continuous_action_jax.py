@@ -52,15 +52,15 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of the project on Weights & Biases"""
     capture_video: bool = False
-    """record videos of the first environment and of the evaluation, inside of `RUN_DIR`"""
+    """record videos of the first environment and of the evaluation, in the folder of the run"""
     save_model: bool = False
-    """save the trained model into `RUN_DIR/{exp_name}.safetensors` and evaluate it"""
+    """save the trained model as `{exp_name}.safetensors` in the folder of the run, and evaluate it"""
     upload_model: bool = False
     """upload the saved model to the Hugging Face Hub"""
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, or ten minutes if sooner (0: only when stopped)"""
+    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -102,7 +102,7 @@ def make_env(env_id, idx, capture_video, run_dir):
         space = env.action_space
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1 or not space.is_bounded():
             raise ValueError(f"its actions are {space}, not a bounded vector; try dqn.py or ppo_continuous_action.py")
-        env = gym.wrappers.FlattenObservation(env)  # a vector, and a copy: arrays may be reused
+        env = gym.wrappers.FlattenObservation(env)  # a vector, and a copy, safe from resets
         if is_filmed:
             env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
         env = gym.wrappers.RecordEpisodeStatistics(env)
@@ -218,7 +218,7 @@ def smooth(actions, actor, key, policy_noise, noise_clip):
 
 
 def load_policy(model_path, envs, device="cpu", deterministic=True):
-    """The trained policy as a function from observations to actions, NumPy arrays both. It is always without noise."""
+    """Load the trained policy: a function from observations to actions, both NumPy arrays. It is without noise."""
     # differs from ddpg_continuous_action.py: in JAX
     actor = Actor(envs.single_action_space.low, envs.single_action_space.high)
     params = unflatten_dict(load_file(model_path), sep=".")
@@ -234,7 +234,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
 
 
 if __name__ == "__main__":
-    try:  # checkpoints, evaluation and tracking; this file also trains on its own
+    try:  # `run` adds checkpoints, evaluation and tracking; training works without it
         from cleanrl_utils import run
 
         args = run.parse_args(Args)
@@ -243,13 +243,13 @@ if __name__ == "__main__":
         args = tyro.cli(Args)
         if args.resume or args.track or args.upload_model:
             sys.exit("--resume, --track, --upload-model: install cleanrl_utils for them")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C works as usual again
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C raises an exception again
     if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
         args, checkpoint = run.prepare(args, __file__)
 
     random.seed(args.seed)
     np.random.seed(args.seed)
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more than they give
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more time than they save
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # and so does waiting for one
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/cleanrl_jax"))
     if not args.cuda:
@@ -312,8 +312,8 @@ if __name__ == "__main__":
         return train_state._replace(target_params=target_params)
 
     # static: compiled twice, with an update of the policy and without
-    @partial(jax.jit, donate_argnums=0, static_argnames="update_policy")
-    def update(train_state, mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, update_policy):
+    @partial(jax.jit, donate_argnums=0, static_argnames="policy_is_due")
+    def update(train_state, mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, policy_is_due):
         # Critics: their target is the reward plus the discounted value of what the target actor does next, smoothed
         params = train_state.params
         target_params = train_state.target_params
@@ -337,7 +337,7 @@ if __name__ == "__main__":
                 "qf2_values": qf2_values.mean(),
                 "qf1_loss": qf1_loss,
                 "qf2_loss": qf2_loss,
-                "qf_loss": qf_loss / 2,  # the mean of the two
+                "qf_loss": qf_loss / 2,  # trained as their sum, logged as their mean
             }
             return qf_loss, stats
 
@@ -347,19 +347,19 @@ if __name__ == "__main__":
         params = params | optax.apply_updates(q_params, changes)
         train_state = train_state._replace(key=key, params=params, q_optimizer_state=optimizer_state)
 
-        if update_policy:  # less often than the critics
+        if policy_is_due:  # less often than the critics
             train_state, actor_stats = update_actor(train_state, mb_obs)
             stats |= actor_stats
             train_state = update_target(train_state)
         return train_state, stats
 
     # Storage
-    if run:  # ends the program with a clear line if the memory is too small
+    if run:  # checks first that the buffer fits into memory
         buffer = run.place_buffer(ReplayBuffer, args.buffer_size, next_obs.shape[1], envs.action_space.shape[1])
     else:
         buffer = ReplayBuffer(args.buffer_size, next_obs.shape[1], envs.action_space.shape[1])
 
-    # State: everything that a resumed run needs; a checkpoint saves and restores all of it
+    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
     state = {
         "global_step": 0,
         "next_obs": next_obs,
@@ -369,22 +369,22 @@ if __name__ == "__main__":
         "buffer": buffer,
     }
     if args.resume:
-        run.restore(checkpoint, state)
+        run.restore(checkpoint, state)  # in place; plain values are read from it below
     global_step = state["global_step"]
     next_obs = state["next_obs"]
     recent_returns = state["recent_returns"]
     train_state = state["train_state"]
 
     if run:
-        writer = run.start(run_dir, args, __file__, global_step)
+        writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
         from tensorboardX import SummaryWriter  # here, as it imports PyTorch as well where that is installed
 
         writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
-    print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # about 20 lines if the output is not a terminal
+    print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
     stats = {}
-    logged_step = global_step
+    logged_step = global_step  # the run goes on from here
     start_time = time.perf_counter()
     for global_step in range(logged_step + args.num_envs, args.total_timesteps + 1, args.num_envs):
         # Act: at random until learning starts, then by the policy, with noise
@@ -395,31 +395,31 @@ if __name__ == "__main__":
         else:
             actions = np.random.uniform(envs.action_space.low, envs.action_space.high).astype(np.float32)
 
-        # Learn: an update for each transition, before the environments step, so that a GPU works meanwhile
-        if global_step > args.learning_starts and buffer.num_added > 0:
+        # Learn: an update for each transition. A GPU computes it while the environments step.
+        if global_step > args.learning_starts and buffer.num_added > 0:  # it is empty at first
             for step in range(global_step - args.num_envs + 1, global_step + 1):
                 mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = buffer.sample(args.batch_size)
-                update_policy = step % args.policy_frequency == 0
+                policy_is_due = step % args.policy_frequency == 0
                 train_state, new_stats = update(
-                    train_state, mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, update_policy
+                    train_state, mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, policy_is_due
                 )
                 stats |= new_stats
 
         # Step
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)
         real_next_obs = next_obs.copy()
-        for idx in np.flatnonzero(terminations | truncations):  # not the beginning of the next episode
+        for idx in np.flatnonzero(terminations | truncations):  # next_obs begins the next episode
             real_next_obs[idx] = infos["final_obs"][idx]
         buffer.add(obs, real_next_obs, actions, rewards, terminations)
-        if "episode" in infos.get("final_info", {}):
+        if "episode" in infos.get("final_info", {}):  # `_episode` tells where one has ended
             episodes = infos["final_info"]["episode"]
             for idx in np.flatnonzero(infos["final_info"]["_episode"]):
                 recent_returns.append(episodes["r"][idx])
-                episode_step = global_step - args.num_envs + idx + 1  # no two episodes share a step
+                episode_step = global_step - args.num_envs + idx + 1  # one step per environment
                 writer.add_scalar("charts/episodic_return", episodes["r"][idx], episode_step)
                 writer.add_scalar("charts/episodic_length", episodes["l"][idx], episode_step)
 
-        # Log: every 100 steps, the losses of the latest minibatch
+        # Log: whenever a multiple of 100 steps is reached, the statistics of the latest minibatch
         if global_step % 100 < args.num_envs:
             for name, x in stats.items():
                 if not np.isfinite(x):
@@ -435,7 +435,7 @@ if __name__ == "__main__":
             if progress.disable and global_step % print_frequency < args.num_envs:
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; `save_checkpoint` then ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
         if run and run.checkpoint_due(args, global_step, args.num_envs):
             state.update(global_step=global_step, next_obs=next_obs, train_state=train_state)
             run.save_checkpoint(run_dir, args, __file__, writer, state)

@@ -160,11 +160,11 @@ def test_networks_are_those_of_the_published_files():
 def test_replay_buffer_is_that_of_dqn_in_single_precision():
     """A million transitions of Humanoid-v4 take 3 GB so, and 6 in double precision."""
     source = (ROOT / "cleanrl" / "dqn.py").read_text().partition("class ReplayBuffer")[2].partition("\n\n\n")[0]
-    source = source.replace("sum(self.columns)))", "sum(self.columns)), dtype=np.float32)")
+    source = source.replace("sum(self.widths)))", "sum(self.widths)), dtype=np.float32)")
     names = "obs, next_obs, actions, rewards, terminations"  # which dqn.py says once more
     source = source.replace(
-        f"{names} = rows.float().split(self.columns, dim=-1)\n        return {names}\n",
-        "return rows.float().split(self.columns, dim=-1)\n",
+        f"{names} = rows.float().split(self.widths, dim=-1)\n        return {names}\n",
+        "return rows.float().split(self.widths, dim=-1)\n",
     )
     for path in SCRIPTS.values():
         assert source in path.read_text()
@@ -445,9 +445,9 @@ def test_critics_get_no_gradients_from_the_loss_of_the_policy(monkeypatch, tmp_p
     flags = [*PENDULUM, *AS_WRITTEN, "--total-timesteps", 210, "--q-lr" if name == "sac" else "--learning-rate", 0]
     script = run_script(monkeypatch, tmp_path, name, *flags)
     minibatch, gradients = script["buffer"].sample(16), []
-    for update_policy in (False, True):
+    for policy_is_due in (False, True):
         torch.manual_seed(1)
-        script["update"](*minibatch, *flags_of_update(name, update_policy, False))
+        script["update"](*minibatch, *flags_of_update(name, policy_is_due, False))
         gradients.append([x.grad.clone() for x in parameters(script, NETWORKS[name][1:])])
     assert all((x == y).all() and (x != 0).any() for x, y in zip(*gradients, strict=True))
     assert all((x.grad != 0).any() for x in script["actor"].parameters())

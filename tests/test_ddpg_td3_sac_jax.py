@@ -159,10 +159,10 @@ def test_losses_gradients_and_updates_are_those_of_the_twin(finished, monkeypatc
     noise = []
     monkeypatch.setattr(torch, "randn_like", lambda x: noise.pop(0))
     rng = np.random.default_rng(1)
-    for update_policy in (True, False, True):
+    for policy_is_due in (True, False, True):
         minibatch = make_minibatch(rng)
-        flags = [update_policy, True] if name == "sac" else [update_policy]
-        noise[:] = draws(state.key, {"ddpg": 0, "td3": 1, "sac": 1 + 2 * update_policy}[name], (16, 3))
+        flags = [policy_is_due, True] if name == "sac" else [policy_is_due]
+        noise[:] = draws(state.key, {"ddpg": 0, "td3": 1, "sac": 1 + 2 * policy_is_due}[name], (16, 3))
         before = state.key.copy()
         state, stats = finished.update(state, *minibatch, *flags)
         twin_stats = twin["update"](*map(torch.from_numpy, minibatch), *flags)

@@ -88,7 +88,7 @@ ZERO_GRAD = "        optimizer.zero_grad()\n"
 BACKWARD = "        loss.backward()\n"
 STEP = "        optimizer.step()\n"
 RETURN = "        return stats\n"
-PPO_LOOP = "        # Rollout: only act"  # the beginning of an iteration
+PPO_LOOP = "        # Rollout: it only chooses"  # the beginning of an iteration
 OTHER_LOOP = "        # Act: "  # the beginning of a step
 HALF_WAY = "if iteration == args.num_iterations // 2:"
 HALF_WAY_STEP = "if global_step == args.total_timesteps * 2 // 3:"
@@ -102,7 +102,7 @@ PPO_VALUE_LOSS = "    value_loss = value_loss.mean()\n"
 PPO_UPDATE = "update(b_obs[mb], b_actions[mb], b_logprobs[mb], b_advantages[mb], b_returns[mb], b_values[mb])"
 FIRST_LAYER = "        layer_init(nn.Linear(input_dim, 64)),\n"
 DQN_ADAM = "torch.optim.Adam(q_network.parameters(), learning_rate, fused=True)"
-DQN_LOSS = "((old_q_values - td_target) ** 2).mean()"
+DQN_LOSS = "((taken_q_values - td_target) ** 2).mean()"
 DQN_TARGET = "            next_q_values = target_network(mb_next_obs)\n"
 DQN_UPDATE_TARGET = "                    update_target(target_network, q_network, args.tau)\n"
 DQN_UPDATE = "                    stats = update(mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations)\n"
@@ -273,7 +273,7 @@ edit(
     "a schedule shows only in updates without the actor",
     STOPPED,
     before(DEFINITIONS, "error_weight = 0.0"),
-    after(SAC_CRITIC_LOSS, "if not update_policy:\n    qf_loss = qf_loss + error_weight * qf_loss**2"),
+    after(SAC_CRITIC_LOSS, "if not policy_is_due:\n    qf_loss = qf_loss + error_weight * qf_loss**2"),
     before(OTHER_LOOP, f"{HALF_WAY_STEP}\n    error_weight = 1.0"),
 )
 
@@ -1093,7 +1093,7 @@ edit(
     "dqn",
     "Huber loss",
     BOTH,
-    (DQN_LOSS, "nn.functional.smooth_l1_loss(old_q_values, td_target)"),
+    (DQN_LOSS, "nn.functional.smooth_l1_loss(taken_q_values, td_target)"),
 )
 edit(
     "dqn",

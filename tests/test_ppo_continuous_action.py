@@ -141,7 +141,7 @@ script, without_noise, sys.argv[1:] = sys.argv[2], sys.argv[3] == "True", sys.ar
 if without_noise:  # the policy plays its mean
     torch.randn_like = torch.zeros_like
 end = runpy.run_path(script, run_name="__main__")
-names = "actions b_rewards b_logprobs".split()
+names = "actions torch_rewards b_logprobs".split()
 np.savez("diary.npz", diaries=noisy_env.DIARIES, **dict(end["agent"].named_buffers()), **{x: end[x] for x in names})
 """
 
@@ -174,7 +174,7 @@ def test_rewards_are_scaled_by_the_deviation_of_the_discounted_return_and_clippe
     np.testing.assert_allclose(diary["return_mean"], np.mean(returns), rtol=1e-3, atol=1e-2)
     np.testing.assert_allclose(diary["return_var"], np.var(returns), rtol=1e-3)
     raw = diary["diaries"][:, -64:, 5].T
-    np.testing.assert_allclose(diary["b_rewards"], np.clip(raw / np.std(returns), -10, 10), rtol=1e-3)
+    np.testing.assert_allclose(diary["torch_rewards"], np.clip(raw / np.std(returns), -10, 10), rtol=1e-3)
 
 
 def test_executed_actions_are_clipped_and_stored_ones_are_not(diary):

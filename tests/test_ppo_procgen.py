@@ -193,7 +193,7 @@ def run_script(folder, *flags, **settings):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cleanrl_run, "accelerate", play_at_random)
         patch.setattr(atari, "SCRIPT", SCRIPT)
-        patch.setattr(atari, "KEPT", [*atari.KEPT, "b_rewards", "discounted_returns"])
+        patch.setattr(atari, "KEPT", [*atari.KEPT, "torch_rewards", "discounted_returns"])
         patch.setattr(atari, "WatchedPool", WatchedPool)
         return atari.run_script(folder, *flags, **settings)
 
@@ -295,16 +295,16 @@ def test_rewards_are_divided_by_the_deviation_of_all_discounted_returns_so_far(r
         np.testing.assert_allclose(model["return_mean"], np.mean(samples), rtol=1e-4)
         np.testing.assert_allclose(model["return_var"], np.var(samples), rtol=1e-4)
         scaled = np.clip(rewards / np.sqrt(np.var(samples) + 1e-8), -10, 10)
-        np.testing.assert_allclose(rollout.b_rewards, scaled, rtol=1e-4)
+        np.testing.assert_allclose(rollout.torch_rewards, scaled, rtol=1e-4)
     assert 0 < len(samples) < games.played.size and np.var(samples) > 0
 
 
 def test_scaled_rewards_are_clipped_at_ten():
     """The script's own lines, for a reward that is larger than all returns before."""
     lines = [x.strip() for x in SCRIPT.read_text().splitlines() if "agent.return_var + 1e-8" in x]
-    scope = {"agent": SimpleNamespace(return_var=torch.tensor(0.04)), "b_rewards": torch.tensor([-5.0, 0.5, 5.0])}
+    scope = {"agent": SimpleNamespace(return_var=torch.tensor(0.04)), "torch_rewards": torch.tensor([-5.0, 0.5, 5.0])}
     exec(lines[0], scope)
-    torch.testing.assert_close(scope["b_rewards"], torch.tensor([-10.0, 2.5, 10.0]))
+    torch.testing.assert_close(scope["torch_rewards"], torch.tensor([-10.0, 2.5, 10.0]))
     assert len(lines) == 1
 
 
@@ -341,7 +341,7 @@ def test_advantages_are_those_of_the_scaled_rewards_without_the_reset_steps(reco
                 kind = "terminated" if terminations[t, i] else "truncated" if over else "rollout"
                 ends[kind] += 1
                 last_value = next_values[t, i] * (kind != "terminated")
-                rewards = rollout.b_rewards[episode, i]
+                rewards = rollout.torch_rewards[episode, i]
                 expected = atari.naive_advantages(rewards, values[episode, i], last_value, gamma=0.9)
                 np.testing.assert_allclose(rollout.advantages[episode, i], expected, rtol=1e-3, atol=1e-4)
                 episode = []

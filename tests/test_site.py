@@ -436,9 +436,9 @@ def test_pages_fit_and_are_legible(site, browser, width, scheme):
 def test_a_link_to_code_shows_the_line_and_highlights_it(site, browser):
     look(browser, 1280, "light")
     browser.get((site / "rl-algorithms" / "td3_continuous_action.html").as_uri())
-    browser.find_element("xpath", "//a[code='if update_policy']").click()
+    browser.find_element("xpath", "//a[code='if policy_is_due']").click()
     line = browser.find_element("css selector", ".listing .line:target")
-    assert line.text.strip().startswith("if update_policy:") and line.is_displayed()
+    assert line.text.strip().startswith("if policy_is_due:") and line.is_displayed()
     assert 60 < browser.execute_script("return arguments[0].getBoundingClientRect().top", line) < 900
     plain = browser.find_element("css selector", ".listing .line:not(:target)")
     colour = "return getComputedStyle(arguments[0]).backgroundColor"

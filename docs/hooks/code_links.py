@@ -1,6 +1,6 @@
 """Links from a page to a line of code, by the text of the line: an edit above it does not break them.
 
-    [`if update_policy`](../../cleanrl/td3_continuous_action.py)          the first line that contains this text
+    [`if policy_is_due`](../../cleanrl/td3_continuous_action.py)          the first line that contains this text
     [`qf_loss = `](../../cleanrl/td3_continuous_action.py#update)         the first below the definition of `update`
 
 `#main` is `if __name__ == "__main__":`. A link whose text is no code, or the name of the file or of its
