@@ -384,7 +384,7 @@ def ppo_loss(newlogprobs, entropy, newvalues, logprobs, advantages, returns, val
     if args.clip_vloss:
         clipped_values = values + (newvalues - values).clamp(-args.clip_coef, args.clip_coef)
         value_loss = torch.max(value_loss, (clipped_values - returns) ** 2)
-    value_loss = 0.5 * value_loss.mean()
+    value_loss = value_loss.mean()
     # detail 10: the overall loss has an entropy bonus (Schulman et al. 2017, eq. 9)
     entropy = entropy.mean()
     loss = policy_loss - ent_coef * entropy + args.vf_coef * value_loss
