@@ -67,11 +67,19 @@ def main() -> None:
         sys.exit(f"speed_audit: {script.name} is no file of cleanrl/ in PyTorch")
     Audit.compare, run.checkpoint_due = timed_compare, watched_due
     sys.argv = [str(script), "--accelerate", "on", *sys.argv[2:]]
-    runpy.run_path(str(script), run_name="__main__")
+    stopped = None
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as error:  # on Ctrl+C or SIGTERM, which are no reason to lose what was measured
+        stopped = error
+    if stopped and len(looks) < 4:
+        raise stopped
     if len(looks) < 4:
         sys.exit(f"speed_audit: too short a run, take at least {5 * EVERY} steps")
     tell("all of it", 0)
     tell("second half", len(looks) // 2)
+    if stopped:
+        raise stopped
 
 
 if __name__ == "__main__":

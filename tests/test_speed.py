@@ -4,6 +4,7 @@ import csv
 import importlib.metadata
 import importlib.util
 import re
+import subprocess
 import sys
 import time
 
@@ -101,6 +102,16 @@ def test_cost_of_the_audits_is_told(runner):
     )
     audits = [int(re.search(r"(\d+) audits", line)[1]) for line in (whole, half)]
     assert audits[0] > audits[1]  # most of them come early
+
+
+def test_cost_of_the_audits_is_told_of_a_run_that_was_stopped(tmp_path):
+    command = [sys.executable, ROOT / "benchmark" / "speed_audit.py", "ppo", "--no-cuda", "--checkpoint-frequency", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("global_step=")  # a twentieth of half a million steps is behind it
+        process.terminate()
+        lines = process.stdout.read().splitlines()
+    assert process.returncode != 0
+    assert [line.split(" (")[0] for line in lines[-2:]] == ["all of it", "second half"]
 
 
 @pytest.mark.parametrize(
