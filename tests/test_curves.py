@@ -36,6 +36,26 @@ def test_events_are_handed_over_once_a_second_in_their_order(writer, tmp_path, m
     assert [step for step, _ in curves(tmp_path)["a"]] == [1, 2, 3, 4, 5]
 
 
+def test_scalars_of_one_step_are_one_event(writer, tmp_path):
+    handed_over = []
+    file = event_file(writer)
+    add_event = file.add_event
+    file.add_event = lambda event: (handed_over.append(event.step), add_event(event))
+    write_in_batches(writer)
+    writer.add_scalar("a", 0.0, 0)  # is handed over at once
+    for step in (1, 2):
+        writer.add_scalar("a", 10.0 * step, step)
+        writer.add_scalar("b", 20.0 * step, step)
+        writer.add_text("c", f"text {step}", step)
+    writer.add_scalar("a", 30.0, 1)  # an earlier step once more
+    writer.close()
+    assert handed_over == [0, 1, 2, 1]
+    assert curves(tmp_path)["a"] == [(0, 0.0), (1, 10.0), (2, 20.0), (1, 30.0)]
+    assert curves(tmp_path)["b"] == [(1, 20.0), (2, 40.0)]
+    texts = EventAccumulator(str(tmp_path)).Reload().Tensors("c/text_summary")
+    assert [x.tensor_proto.string_val[0] for x in texts] == [b"text 1", b"text 2"]
+
+
 @pytest.mark.parametrize("end", ["flush", "close"])
 def test_flush_and_close_write_what_was_held_back(writer, tmp_path, end):
     write_in_batches(writer)
