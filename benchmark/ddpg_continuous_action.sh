@@ -9,7 +9,7 @@ python -m cleanrl_utils.benchmark --num-seeds 3 --workers "${JOBS:-2}" "$@" \
   --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 \
   --command "python cleanrl/ddpg_continuous_action.py"
 python -m cleanrl_utils.benchmark --num-seeds 1 --workers "${JOBS:-2}" "$@" \
-  --env-ids InvertedPendulum-v4 Humanoid-v4 Pusher-v4 \
+  --env-ids InvertedPendulum-v4 Humanoid-v4 Pusher-v5 \
   --command "python cleanrl/ddpg_continuous_action.py"
 
 [[ "$*" == *--dry-run* ]] && exit

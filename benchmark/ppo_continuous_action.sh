@@ -9,7 +9,7 @@ python -m cleanrl_utils.benchmark --num-seeds 3 --workers "${JOBS:-$(nproc)}" "$
   --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 \
   --command "python cleanrl/ppo_continuous_action.py --no-cuda --total-timesteps 1000000 --save-model"
 python -m cleanrl_utils.benchmark --num-seeds 1 --workers "${JOBS:-$(nproc)}" "$@" \
-  --env-ids InvertedPendulum-v4 Humanoid-v4 Pusher-v4 \
+  --env-ids InvertedPendulum-v4 Humanoid-v4 Pusher-v5 \
   --command "python cleanrl/ppo_continuous_action.py --no-cuda --total-timesteps 1000000 --save-model"
 python -m cleanrl_utils.benchmark --num-seeds 1 --workers "${JOBS:-$(nproc)}" "$@" \
   --env-ids dm_control/cartpole-balance-v0 \
@@ -17,7 +17,7 @@ python -m cleanrl_utils.benchmark --num-seeds 1 --workers "${JOBS:-$(nproc)}" "$
 
 [[ "$*" == *--dry-run* ]] && exit
 python -m cleanrl_utils.rlops runs --exp-name ppo_continuous_action \
-  --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 InvertedPendulum-v4 Humanoid-v4 Pusher-v4 \
+  --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 InvertedPendulum-v4 Humanoid-v4 Pusher-v5 \
   --append benchmark/results/ppo_continuous_action.csv --output-filename runs/ppo_continuous_action.png
 python -m cleanrl_utils.rlops runs --exp-name ppo_continuous_action --env-ids dm_control/cartpole-balance-v0 \
   --append benchmark/results/ppo_continuous_action_dm_control.csv \

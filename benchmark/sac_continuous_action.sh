@@ -10,7 +10,7 @@ python -m cleanrl_utils.benchmark --num-seeds 3 --workers "${JOBS:-2}" "$@" \
   --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 \
   --command "python cleanrl/sac_continuous_action.py"
 python -m cleanrl_utils.benchmark --num-seeds 1 --workers "${JOBS:-2}" "$@" \
-  --env-ids InvertedPendulum-v4 Humanoid-v4 Pusher-v4 \
+  --env-ids InvertedPendulum-v4 Humanoid-v4 Pusher-v5 \
   --command "python cleanrl/sac_continuous_action.py"
 python -m cleanrl_utils.benchmark --num-seeds 3 --workers "${JOBS:-2}" "$@" \
   --env-ids Pendulum-v1 \
@@ -18,7 +18,7 @@ python -m cleanrl_utils.benchmark --num-seeds 3 --workers "${JOBS:-2}" "$@" \
 
 [[ "$*" == *--dry-run* ]] && exit
 python -m cleanrl_utils.rlops runs --exp-name sac_continuous_action \
-  --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 InvertedPendulum-v4 Humanoid-v4 Pusher-v4 \
+  --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 InvertedPendulum-v4 Humanoid-v4 Pusher-v5 \
   --append benchmark/results/sac_continuous_action.csv --output-filename runs/sac_continuous_action.png
 python -m cleanrl_utils.rlops runs --exp-name sac_continuous_action --env-ids Pendulum-v1 \
   --append benchmark/results/sac_continuous_action_pendulum.csv \

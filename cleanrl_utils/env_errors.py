@@ -103,6 +103,8 @@ def advice(env_id: str, error: Exception) -> str | None:
         return "no game of EnvPool; those have ids like Breakout-v5. Ids of gymnasium are for ppo_atari.py"
     if "mujoco v2 and v3" in text:
         return f"gymnasium has no v2 and v3 of it any more; write {re.sub('-v[23]$', '-v4', env_id)}"
+    if "only supported on `mujoco<3`" in text:
+        return f"it is only for MuJoCo 2; write {re.sub('-v4$', '-v5', env_id)}"
     if re.search("libEGL|libOpenGL", text):
         return "EnvPool needs two libraries of the system, on Debian: apt-get install libegl1 libopengl0"
     if "Qt 5 runtime" in text:

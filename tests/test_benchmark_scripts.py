@@ -15,7 +15,7 @@ from cleanrl_utils.benchmark import Args
 ALGORITHMS = sorted(path.stem for path in (ROOT / "cleanrl").glob("[!_]*.py"))
 CLASSIC = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
 ROBOTS = ("HalfCheetah-v4", "Walker2d-v4", "Hopper-v4")
-MORE_ROBOTS = ("InvertedPendulum-v4", "Humanoid-v4", "Pusher-v4")
+MORE_ROBOTS = ("InvertedPendulum-v4", "Humanoid-v4", "Pusher-v5")
 GAMES = ("Pong-v5", "Breakout-v5", "BeamRider-v5")
 # A stand-in for Python that only notes its arguments, each on a line after their number.
 NOTE = """#!/bin/sh

@@ -91,10 +91,11 @@ def test_run_is_named_after_the_game_it_plays_and_resumed_by_either_id(runner):
 
 
 @needs_mujoco
-def test_robot_of_long_ago_is_answered_with_the_version_to_write(runner):
+@pytest.mark.parametrize("old, new", [("HalfCheetah-v2", "HalfCheetah-v4"), ("Pusher-v4", "Pusher-v5")])
+def test_robot_of_long_ago_is_answered_with_the_version_to_write(runner, old, new):
     script = ROOT / "cleanrl" / "ppo_continuous_action.py"
-    result = runner.run(script, "--env-id", "HalfCheetah-v2", check=False)
-    assert result.returncode != 0 and result.stderr.splitlines()[-1].endswith("write HalfCheetah-v4")
+    result = runner.run(script, "--env-id", old, check=False)
+    assert result.returncode != 0 and result.stderr.splitlines()[-1].endswith(f"write {new}")
 
 
 def test_game_for_another_file_still_gets_its_name(runner):
