@@ -16,6 +16,7 @@ import gymnasium as gym
 import tyro
 from PIL import Image
 
+from cleanrl_utils import command_line
 from cleanrl_utils.evaluate import model_args
 
 
@@ -74,4 +75,4 @@ def film(run_dir: Path, image: Path, start: float = 2.0, seconds: float = 4.0, w
 
 
 if __name__ == "__main__":
-    tyro.cli(tyro.conf.configure(tyro.conf.PositionalRequiredArgs)(film))
+    command_line.run(tyro.conf.configure(tyro.conf.PositionalRequiredArgs)(film))

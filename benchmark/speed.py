@@ -29,10 +29,9 @@ import time
 from pathlib import Path
 from typing import Literal
 
-import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator, ScalarEvent
 
-from cleanrl_utils import progress
+from cleanrl_utils import command_line, progress
 from cleanrl_utils.git import git
 from cleanrl_utils.provenance import hardware
 
@@ -283,4 +282,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="python benchmark/speed.py")
+    command_line.run(main, prog="python benchmark/speed.py")

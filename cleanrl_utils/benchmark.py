@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
+from cleanrl_utils import command_line
 from cleanrl_utils.benchmark_view import View, print_summary
 from cleanrl_utils.engines import Engine, engine_class
 from cleanrl_utils.engines.local import available_cpus
@@ -267,7 +266,7 @@ def run(args: Args) -> int:
 
 
 def main() -> None:
-    args = tyro.cli(Args, description=__doc__, prog="python -m cleanrl_utils.benchmark")
+    args = command_line.parse(Args, description=__doc__, prog="python -m cleanrl_utils.benchmark")
     if args.slurm_template_path:
         args.engine = "slurm"
     if args.engine == "local" and args.workers is None:

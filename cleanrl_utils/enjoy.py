@@ -24,6 +24,7 @@ import gymnasium as gym
 import numpy as np
 import tyro
 
+from cleanrl_utils import command_line
 from cleanrl_utils.checkpoint import last_step
 from cleanrl_utils.evaluate import HAS_SCREEN, MAX_EPISODE_STEPS, Evaluation, describe_age, evaluate_run, load_run
 from cleanrl_utils.huggingface import ALGORITHMS, HubError, load_pulled, pull_from_hub, repository
@@ -195,4 +196,4 @@ def read_scores(path: Path) -> Evaluation | None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="python -m cleanrl_utils.enjoy")
+    command_line.run(main, prog="python -m cleanrl_utils.enjoy")

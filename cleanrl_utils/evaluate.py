@@ -28,7 +28,7 @@ import numpy as np
 import tyro
 from safetensors import SafetensorError, safe_open
 
-from cleanrl_utils import backend
+from cleanrl_utils import backend, command_line
 from cleanrl_utils.checkpoint import last_step
 from cleanrl_utils.envpool_games import EnvPoolGames, is_pool
 from cleanrl_utils.snapshot import end_games, layers, stop_filming
@@ -294,6 +294,8 @@ def main(
         cuda: use the GPU when there is one
         json: print a list of all results as JSON, every single return included
     """
+    if not run_dirs:
+        sys.exit("name the folder of at least one run, such as runs/CartPole-v1__ppo__1__1700000000")
     for flag, value in {"--episodes": episodes, "--max-episode-steps": max_episode_steps}.items():
         if value < 1:
             sys.exit(f"{flag} must be at least 1")
@@ -333,4 +335,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="python -m cleanrl_utils.evaluate")
+    command_line.run(main, prog="python -m cleanrl_utils.evaluate")

@@ -23,6 +23,7 @@ import numpy as np
 import tyro
 from safetensors import SafetensorError
 
+from cleanrl_utils import command_line
 from cleanrl_utils.envpool_games import EnvPoolGames, is_pool
 from cleanrl_utils.evaluate import describe_age, load_run, model_args, model_step
 from cleanrl_utils.files import replacing
@@ -172,4 +173,4 @@ def main(
 if __name__ == "__main__":
     from cleanrl_utils import export as this  # the copy of this module that the libraries' modules know
 
-    tyro.cli(this.main, prog="python -m cleanrl_utils.export")
+    command_line.run(this.main, prog="python -m cleanrl_utils.export")

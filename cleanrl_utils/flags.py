@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import tyro
+from cleanrl_utils import command_line
 
 TRUE, FALSE = {"true", "t", "yes", "y", "1", "on"}, {"false", "f", "no", "n", "0", "off"}
 # What became of flags of earlier releases.
@@ -32,7 +32,7 @@ def parse_args(args_class: Any) -> Any:
     line = find_old_spelling(args_class, sys.argv[1:]) or find_computed(script.read_text(), sys.argv[1:])
     if line:
         sys.exit(line)
-    return tyro.cli(args_class)
+    return command_line.parse(args_class)
 
 
 def find_computed(source: str, argv: list[str]) -> str | None:

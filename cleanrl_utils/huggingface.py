@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from cleanrl_utils import provenance
+from cleanrl_utils import command_line, provenance
 from cleanrl_utils.checkpoint import last_step
 from cleanrl_utils.commands import command_again
 from cleanrl_utils.evaluate import Evaluation, describe_age, evaluate_run, load_run, model_args, model_step
@@ -281,4 +281,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="python -m cleanrl_utils.huggingface")
+    command_line.run(main, prog="python -m cleanrl_utils.huggingface")

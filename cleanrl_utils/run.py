@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 
-from cleanrl_utils import backend, crash, jax_globals, jax_trees, progress, provenance, ranks, stop
+from cleanrl_utils import backend, command_line, crash, jax_globals, jax_trees, progress, provenance, ranks, stop
 from cleanrl_utils import checkpoint as checkpoints
 from cleanrl_utils.checkpoint import checkpoint_due, save_checkpoint, save_checkpoints  # noqa: F401 (for the files)
 from cleanrl_utils.checks import check, option
@@ -64,7 +63,7 @@ def prepare(args: Any, script: str) -> tuple[Any, dict | None]:
         lock_or_exit(run_dir)
     checkpoint = load(run_dir, script)
     saved = saved_args(type(args), checkpoint["args"], run_dir)
-    args = tyro.cli(type(args), default=saved)
+    args = command_line.parse(type(args), default=saved)
     check(args)
     args = understand_env_id(args)
     check_upload(args)

@@ -19,6 +19,7 @@ from typing import Annotated
 
 import tyro
 
+from cleanrl_utils import command_line
 from cleanrl_utils.rlops import grouping, page, plot
 from cleanrl_utils.rlops.compare import Comparison
 from cleanrl_utils.rlops.normalize import scales
@@ -175,7 +176,8 @@ def main(args: Args) -> None:
 if __name__ == "__main__":
     try:
         words = merge_repeated(sys.argv[1:], warn)
-        main(tyro.cli(Args, prog="python -m cleanrl_utils.rlops", description=__doc__.split("\n\n")[0], args=words))
+        about = __doc__.split("\n\n")[0]
+        main(command_line.parse(Args, prog="python -m cleanrl_utils.rlops", description=about, args=words))
     except KeyboardInterrupt:
         sys.exit("interrupted")
     except BrokenPipeError:  # `| head` has seen enough, and the files are written

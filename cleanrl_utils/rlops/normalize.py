@@ -18,6 +18,8 @@ from typing import Annotated
 
 import tyro
 
+from cleanrl_utils import command_line
+
 PUBLISHED = Path(__file__).resolve().parents[2] / "benchmark" / "results" / "published.csv"
 Bounds = dict[str, tuple[float, float]]
 
@@ -157,4 +159,4 @@ def measure(env_ids: Annotated[list[str], tyro.conf.Positional], episodes: int =
 
 
 if __name__ == "__main__":
-    tyro.cli(measure, prog="python -m cleanrl_utils.rlops.normalize")
+    command_line.run(measure, prog="python -m cleanrl_utils.rlops.normalize")
