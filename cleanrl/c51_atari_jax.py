@@ -291,13 +291,13 @@ if __name__ == "__main__":
     random.seed(args.seed)
     np.random.seed(args.seed)
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more time than they save
-    jax.config.update("jax_cpu_enable_async_dispatch", False)  # and so does waiting for one
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # compute in this thread: waking up another costs more
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/cleanrl_jax"))
     if not args.cuda:
         jax.config.update("jax_platforms", "cpu")
     try:
         key = jax.random.key(args.seed)
-    except RuntimeError as error:  # JAX_PLATFORMS names one that is not here
+    except RuntimeError as error:  # JAX_PLATFORMS names a platform that is not here
         sys.exit(f"JAX: {error}")
 
     run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
@@ -364,7 +364,7 @@ if __name__ == "__main__":
     if run:
         writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
-        from tensorboardX import SummaryWriter  # here, as it imports PyTorch as well where that is installed
+        from tensorboardX import SummaryWriter  # only here: it imports PyTorch, too, if installed
 
         writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)

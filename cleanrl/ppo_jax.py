@@ -1,6 +1,6 @@
 """Proximal Policy Optimization (PPO) in JAX for discrete actions: the environments are compiled as well.
 
-One compiled call plays and learns a whole iteration, for one seed or, with --num-seeds, for many of them.
+One compiled call does a whole iteration, rollout and updates, for one seed or, with --num-seeds, for several.
 
 Paper:   https://arxiv.org/abs/1707.06347 (Schulman et al. 2017)
 Details: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/ (Huang et al. 2022)
@@ -73,7 +73,7 @@ class Args:
     env_id: str = "CartPole-v1"
     """the id of the environment, or module:Class of your own environment in JAX"""
     num_seeds: int = 1
-    """train so many seeds in one program, from `seed` on, each with a run folder of its own"""
+    """train this many seeds in one program, from `seed` upwards, each with its own run folder"""
     total_timesteps: int = 500_000
     """environment steps of the whole run, all environments together"""
     learning_rate: float = 2.5e-4
@@ -139,8 +139,8 @@ def make_env(env_id, idx, capture_video, run_dir):
 
 
 def make_envs(env_id, num_envs, capture_video, run_dir):
-    # detail 1: vectorized architecture. SAME_STEP: the step that ends an episode returns the first observation of the
-    # next episode, and the last observation of the old one in infos["final_obs"]. copy=False: `step` reuses its arrays.
+    # These environments of gymnasium are only for the evaluation; training uses those in JAX below. SAME_STEP: the step
+    # that ends an episode returns the first observation of the next episode. copy=False: `step` reuses its arrays.
     thunks = [make_env(env_id, idx, capture_video, run_dir) for idx in range(num_envs)]
     return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
@@ -154,12 +154,13 @@ class CartPole:
 
     def reset(self, key):
         state = jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05)
-        return state, state
+        return state, state  # the observation is the state itself
 
     def step(self, state, action):
         _, x_dot, theta, theta_dot = state
         sin, cos = jnp.sin(theta), jnp.cos(theta)
         force = jnp.where(action == 1, 10.0, -10.0)
+        # The cart weighs 1 kg, the pole 0.1 kg. Half the pole is 0.5 m long: 0.05 = 0.1 * 0.5. A step takes 0.02 s.
         push = (force + 0.05 * theta_dot**2 * sin) / 1.1
         theta_acc = (9.8 * sin - cos * push) / (0.5 * (4 / 3 - 0.1 * cos**2 / 1.1))
         x_acc = push - 0.05 * theta_acc * cos / 1.1
@@ -170,7 +171,7 @@ class CartPole:
 
 
 def make_jax_env(env_id):
-    """CartPole above, one of cleanrl_utils/jax_envs.py, or by `module:Class` your own with the same methods."""
+    """Make CartPole, an environment of cleanrl_utils/jax_envs.py, or, as `module:Class`, your own that is like them."""
     if env_id == "CartPole-v1":
         return CartPole()
     if ":" in env_id:
@@ -194,7 +195,7 @@ class EnvState(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """Steps of environments. Each array of a whole rollout begins with the dimensions (num_steps, num_envs)."""
+    """A step of one environment. In a whole rollout, each array begins with the dimensions (num_steps, num_envs)."""
 
     obs: Any
     actions: Any
@@ -202,7 +203,7 @@ class Rollout(NamedTuple):
     terminations: Any
     truncations: Any
     next_obs: Any  # what really came next: at the end of an episode, its final observation
-    episodic_returns: Any
+    episodic_returns: Any  # of the episode up to this step
     episodic_lengths: Any
 
 
@@ -212,19 +213,19 @@ def reset_env(env, key):
 
 
 def step_env(env, env_state, action, new_episode):
-    """A step of one environment. The step that ends an episode also begins the new one."""
+    """A step of one environment. If it ends the episode, the next state is `new_episode`, a freshly reset one."""
     state, next_obs, reward, termination = env.step(env_state.state, action)
     episodic_return = env_state.episodic_return + reward
     episodic_length = env_state.episodic_length + 1
     truncation = episodic_length >= env.max_steps
-    outcome = reward, termination, truncation, next_obs, episodic_return, episodic_length
+    step = Rollout(env_state.obs, action, reward, termination, truncation, next_obs, episodic_return, episodic_length)
     same_episode = EnvState(state, next_obs, episodic_return, episodic_length)
     done = termination | truncation
-    next_state = jax.tree.map(partial(jnp.where, done), new_episode, same_episode)
-    return next_state, Rollout(env_state.obs, action, *outcome)
+    next_state = jax.tree.map(lambda new, old: jnp.where(done, new, old), new_episode, same_episode)
+    return next_state, step
 
 
-def layer_init(size, std=2**0.5):  # detail 2: orthogonal weights, constant biases
+def layer_init(size, std=2**0.5):  # detail 2: orthogonal weights, biases of 0 (the default)
     return nn.Dense(size, kernel_init=nn.initializers.orthogonal(std))
 
 
@@ -252,7 +253,7 @@ class Agent(nn.Module):
         return self.critic(x).squeeze(-1)
 
     def get_action(self, x, noise):
-        # Gumbel-max trick: with noise of the Gumbel distribution, the argmax is a sample of softmax(logits)
+        # Gumbel-max trick: with Gumbel noise, the argmax is a sample of softmax(logits); with zeros, the best action
         return (self.actor(x) + noise).argmax(-1)
 
     def evaluate_actions(self, x, action):
@@ -264,7 +265,7 @@ class Agent(nn.Module):
 
 
 class TrainState(NamedTuple):
-    """All that an iteration changes. It is never changed in place: an iteration returns a new one."""
+    """Everything that an iteration changes: it takes one TrainState and returns the next one."""
 
     params: Any
     optimizer_state: Any
@@ -285,8 +286,8 @@ def compute_gae(rewards, terminations, truncations, values, next_values, gamma, 
         advantage = delta + decay * next_advantage
         return advantage, advantage
 
-    after_the_rollout = jnp.zeros_like(deltas[0])
-    _, advantages = jax.lax.scan(step_back, after_the_rollout, (deltas, decays), reverse=True)
+    no_advantage = jnp.zeros_like(deltas[0])  # after the rollout: deltas[-1] includes the value there
+    _, advantages = jax.lax.scan(step_back, no_advantage, (deltas, decays), reverse=True)
     return advantages, advantages + values  # return = value + advantage
 
 
@@ -326,7 +327,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
     params = unflatten_dict(load_file(model_path), sep=".")
     rng = np.random.default_rng(0)
 
-    @jax.jit
+    @jax.jit  # JAX chooses the device: `device` is only used by the files in PyTorch
     def act(x, noise):
         return agent.apply(params, x, noise, method="get_action")
 
@@ -361,27 +362,27 @@ if __name__ == "__main__":
     args.num_iterations = args.total_timesteps // args.batch_size
 
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more time than they save
-    jax.config.update("jax_cpu_enable_async_dispatch", False)  # and so does waiting for one
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # compute in this thread: waking up another costs more
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/cleanrl_jax"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # it holds everything
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # cache even fast compilations
     if not args.cuda:
         jax.config.update("jax_platforms", "cpu")
     try:
         jax.devices()
-    except RuntimeError as error:  # JAX_PLATFORMS names one that is not here
+    except RuntimeError as error:  # JAX_PLATFORMS names a platform that is not here
         sys.exit(f"JAX: {error}")
 
     # Runs: each seed has a folder and arguments of its own, as if it were trained alone
     run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
     run_dirs = [args.resume or f"runs/{run_name}"]
     run_args = [dataclasses.replace(args, num_seeds=1)]
-    before_seed, _, after_seed = run_dirs[0].rpartition(f"__{args.seed}__")
+    before_seed, _, after_seed = run_dirs[0].rpartition(f"__{args.seed}__")  # folders differ in the seed
     for seed in range(args.seed + 1, args.seed + args.num_seeds):
         run_dirs.append(f"{before_seed}__{seed}__{after_seed}")
         run_args.append(dataclasses.replace(args, seed=seed, num_seeds=1))
     try:
         env = make_jax_env(args.env_id)
-        if args.save_model:  # the evaluation needs the environment of gymnasium
+        if args.save_model:  # the evaluation needs gymnasium's: fail now, not then
             make_envs(args.env_id, 1, False, "").close()
     except Exception as error:  # an unknown id, a package that is missing, actions of another kind
         sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
@@ -389,21 +390,22 @@ if __name__ == "__main__":
     get_value = partial(agent.apply, method="get_value")
     get_action = partial(agent.apply, method="get_action")
     evaluate_actions = partial(agent.apply, method="evaluate_actions")
-    optimizer = optax.scale_by_adam(eps=1e-5)  # detail 3: not 1e-8
+    optimizer = optax.scale_by_adam(eps=1e-5)  # detail 3: not 1e-8. `update` applies the learning rate
     optimizer = optax.flatten(optimizer)  # all parameters as one vector: faster
     compile_quickly = {"xla_backend_optimization_level": 0}
 
-    @partial(jax.jit, compiler_options=compile_quickly)  # it runs only once
+    @partial(jax.jit, compiler_options=compile_quickly)  # it runs only once for each seed
     def start(seed):
         """The state of one seed before the first iteration."""
         key, agent_key, env_key = jax.random.split(jax.random.key(seed), 3)
         env_keys = jax.random.split(env_key, args.num_envs)
-        env_states = jax.vmap(partial(reset_env, env))(env_keys)
-        actions = jnp.zeros(args.num_envs, int)
-        params = agent.init(agent_key, env_states.obs, actions, method="evaluate_actions")
+        env_states = jax.vmap(partial(reset_env, env))(env_keys)  # detail 1: vectorized architecture
+        actions = jnp.zeros(args.num_envs, int)  # any will do: `init` only needs their shape
+        params = agent.init(agent_key, env_states.obs, actions, method="evaluate_actions")  # it uses both networks
         return TrainState(params, optimizer.init(params), env_states, key)
 
     def update(learning_rate, agent_state, minibatch):
+        """A step of Adam on one minibatch. `agent_state` is the parameters and the state of the optimizer."""
         params, optimizer_state = agent_state
         mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_returns, mb_values = minibatch
 
@@ -421,7 +423,7 @@ if __name__ == "__main__":
         return (params, optimizer_state), stats
 
     def iterate(train_state, learning_rate):
-        """An iteration of one seed. Returns its new state, its episodes, what to log, and whether that is finite."""
+        """An iteration of one seed. Returns its new state, its episodes, the means to log, and what is finite."""
         params = train_state.params
         key, noise_key, reset_key, shuffle_key = jax.random.split(train_state.key, 4)
 
@@ -431,10 +433,11 @@ if __name__ == "__main__":
             actions = get_action(params, env_states.obs, noise)
             return jax.vmap(partial(step_env, env))(env_states, actions, new_episodes)
 
+        # Drawn before the loop, which is faster. Every step gets a new episode, which is used only if the old one ends.
         rollout_shape = (args.num_steps, args.num_envs)
         noise = jax.random.gumbel(noise_key, rollout_shape + (env.num_actions,))
         reset_keys = jax.random.split(reset_key, rollout_shape)
-        new_episodes = jax.vmap(jax.vmap(partial(reset_env, env)))(reset_keys)  # at once: faster
+        new_episodes = jax.vmap(jax.vmap(partial(reset_env, env)))(reset_keys)
         env_states, rollout = jax.lax.scan(play, train_state.env_states, (noise, new_episodes))
 
         # Targets
@@ -453,10 +456,10 @@ if __name__ == "__main__":
             agent_state, is_active = carry
             minibatches = jax.tree.map(lambda x: x[mb_inds], batch)
             new_agent_state, stats = jax.lax.scan(partial(update, learning_rate), agent_state, minibatches)
-            stats["is_active"] = jnp.full(args.num_minibatches, is_active)
+            stats["is_active"] = jnp.full(args.num_minibatches, is_active)  # only active epochs are logged
             if args.target_kl is not None:  # a compiled loop has no `break`: later epochs change nothing
-                keep_if_active = partial(jnp.where, is_active)
-                new_agent_state = jax.tree.map(keep_if_active, new_agent_state, agent_state)
+                new_if_active = partial(jnp.where, is_active)
+                new_agent_state = jax.tree.map(new_if_active, new_agent_state, agent_state)
                 is_active = is_active & (stats["approx_kl"][-1] <= args.target_kl)
             return (new_agent_state, is_active), stats
 
@@ -468,7 +471,7 @@ if __name__ == "__main__":
         (agent_state, _), stats = jax.lax.scan(run_epoch, (agent_state, True), mb_inds)
         params, optimizer_state = agent_state
 
-        # What to log: the finished episodes, and the means over all minibatches of this iteration
+        # What to log: the finished episodes, and the means over the minibatches of all active epochs
         episodes = {
             "done": terminations | truncations,
             "return": rollout.episodic_returns,
@@ -476,16 +479,16 @@ if __name__ == "__main__":
         }
         is_active = stats.pop("is_active")
         means = {name: x.mean(where=is_active) for name, x in stats.items()}
-        checked = {"obs": rollout.obs, "rewards": rewards} | means
+        checked = {"obs": rollout.obs, "rewards": rewards} | means  # not explained_variance: it may be 0 / 0
         is_finite = {name: jnp.isfinite(x).all() for name, x in checked.items()}
-        is_finite["everything"] = jnp.stack(list(is_finite.values())).all()
+        is_finite["everything"] = jnp.stack(list(is_finite.values())).all()  # if so, the rest is never read
         means["explained_variance"] = 1 - (returns - values).var() / returns.var()
         return TrainState(params, optimizer_state, env_states, key), episodes, means, is_finite
 
     @partial(jax.jit, donate_argnums=0)  # the new state takes the memory of the old one
     def iterate_seeds(train_state, learning_rate):
         """An iteration of all seeds. Each array of the state has one entry for each seed."""
-        if jax.default_backend() == "cpu":  # one by one: to the bit as if each were trained alone
+        if jax.default_backend() == "cpu":  # one by one: the same bits as if each were trained alone
             return jax.lax.map(lambda one_seed: iterate(one_seed, learning_rate), train_state)
         return jax.vmap(iterate, in_axes=(0, None))(train_state, learning_rate)  # side by side
 
@@ -497,18 +500,14 @@ if __name__ == "__main__":
     def take_seed(train_state, i):
         return jax.tree.map(lambda x: x[i], train_state)
 
-    # States: everything that a resumed run needs; the checkpoint of each seed saves and restores its own
+    # States: for each seed, what its checkpoint saves and a resumed run restores, besides the flags
     states = []
     for seed in range(args.seed, args.seed + args.num_seeds):
-        state = {
-            "global_step": 0,
-            "recent_returns": deque(maxlen=100),
-            "train_state": start(seed),
-        }
+        state = {"global_step": 0, "recent_returns": deque(maxlen=100), "train_state": start(seed)}
         states.append(state)
     if args.resume:
         for run_dir, state in zip(run_dirs, states, strict=True):
-            if run_dir != args.resume:
+            if run_dir != args.resume:  # `prepare` has loaded that one
                 checkpoint = run.load(run_dir, __file__)
             run.restore(checkpoint, state)  # in place; plain values are read from it below
             if state["global_step"] != states[0]["global_step"]:
@@ -518,18 +517,18 @@ if __name__ == "__main__":
     train_state = stack_seeds([state["train_state"] for state in states])
 
     writers = [None] * args.num_seeds
-    for i in reversed(range(args.num_seeds)):  # the first one last: errors name the latest folder
+    for i in reversed(range(args.num_seeds)):  # the first seed last: a crash names the last folder
         if run:
             writers[i] = run.start(run_dirs[i], run_args[i], __file__, global_step)
         else:
-            from tensorboardX import SummaryWriter  # here, as it imports PyTorch as well where that is installed
+            from tensorboardX import SummaryWriter  # only here: it imports PyTorch, too, if installed
 
             writers[i] = SummaryWriter(run_dirs[i])
     progress = tqdm(total=args.num_iterations * args.batch_size, initial=global_step, unit="step", disable=None)
-    print_frequency = args.num_iterations // 20 + 1
+    print_frequency = args.num_iterations // 20 + 1  # without a terminal, about 20 lines
     learning_rate = args.learning_rate
-    logged_step = global_step  # the run goes on from here
-    start_time = time.perf_counter()
+    logged_step = global_step  # of the last log; a resumed run goes on from here
+    start_time = time.perf_counter()  # of the steps since then
     for iteration in range(global_step // args.batch_size + 1, args.num_iterations + 1):
         if args.anneal_lr:  # detail 4: the learning rate falls linearly to zero
             remaining = 1 - (iteration - 1) / args.num_iterations
@@ -547,14 +546,14 @@ if __name__ == "__main__":
             writers[i].add_scalar("charts/episodic_length", episodic_length, episode_step)
         global_step += args.batch_size
         if not np.asarray(is_finite["everything"]).all():
-            names = ["obs", "rewards"] + list(is_finite)  # the cause before its effects
+            names = ["obs", "rewards", "value_loss", "grad_norm", *is_finite]  # causes first
             name = next(name for name in names if not is_finite[name].all())
-            seed = args.seed + int(is_finite[name].argmin())
+            seed = args.seed + int(is_finite[name].argmin())  # the first False
             raise FloatingPointError(f"{name} of seed {seed} is not finite at global_step={global_step}")
 
         # Log: every few iterations, as one takes only milliseconds
         if iteration % args.log_frequency == 0 or iteration == args.num_iterations:
-            sps = (global_step - logged_step) / (time.perf_counter() - start_time)
+            sps = (global_step - logged_step) / (time.perf_counter() - start_time)  # of one seed
             means = jax.device_get(means)
             for i, writer in enumerate(writers):
                 for name, x in means.items():
@@ -566,7 +565,8 @@ if __name__ == "__main__":
             progress.update(global_step - logged_step)
             logged_step = global_step
             start_time = time.perf_counter()
-            if progress.disable and iteration % print_frequency < args.log_frequency:  # no terminal
+            is_print_due = iteration % print_frequency < args.log_frequency  # once in print_frequency
+            if progress.disable and is_print_due:  # no terminal
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
         # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoints` ends the program

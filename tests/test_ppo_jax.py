@@ -401,6 +401,13 @@ def test_number_that_is_not_finite_stops_the_run_and_names_the_seed(runner):
     assert found[0] in result.stderr
 
 
+@pytest.mark.parametrize("minibatches, name", [(1, "grad_norm"), (2, "value_loss")])
+def test_of_numbers_that_are_not_finite_the_cause_is_named(runner, minibatches, name):
+    flags = [*SHORT, "--vf-coef", "1e38", "--update-epochs", "1", "--num-minibatches", minibatches]  # a huge gradient
+    result = runner.run(PPO, *flags, check=False)
+    assert result.returncode == 1 and f"{name} of seed 1 is not finite" in result.stderr, result.stderr
+
+
 @pytest.mark.slow
 def test_own_environment_is_trained_and_each_episode_logged_at_its_own_step(runner):
     (runner.folder / "own_envs.py").write_text(OWN_ENVS)
