@@ -415,7 +415,7 @@ def test_updates_equal_those_of_stable_baselines3(monkeypatch, tmp_path, name, f
     monkeypatch.setattr(torch.Tensor, "normal_", lambda x, mean, std: mean + std * drawn.pop(0))
     before = snapshot(ours, NETWORKS[name])
     for _, noise in zip(range(2 if not (name == "sac" and ours["args"].autotune) else 1), noises):
-        minibatch = torch.randn(32, 9).split(ours["buffer"].columns, -1)
+        minibatch = torch.randn(32, 9).split(ours["buffer"].widths, -1)
         obs, next_obs, actions, rewards, terminations = minibatch
         actions.tanh_()
         terminations.round_().clamp_(0, 1)
@@ -497,7 +497,7 @@ def test_stored_transitions_stay_within_their_episode(monkeypatch, tmp_path, nam
     buffer = run_script(monkeypatch, tmp_path, name, *flags)["buffer"]
     rows = buffer.rows[: buffer.num_added]
     assert len(rows) == 600 and rows.dtype == np.float32
-    obs, next_obs, actions, rewards, terminations = np.split(rows, np.cumsum(buffer.columns)[:-1], axis=1)
+    obs, next_obs, actions, rewards, terminations = np.split(rows, np.cumsum(buffer.widths)[:-1], axis=1)
     assert (next_obs[:, 0] == obs[:, 0]).all() and (next_obs[:, 1] == obs[:, 1] + 1).all()
     assert (rewards == actions[:, 1:2]).all()
     for idx in range(num_envs):

@@ -152,7 +152,7 @@ def test_stored_transitions_stay_within_their_episode(monkeypatch, tmp_path, num
     buffer = run_script(monkeypatch, tmp_path, *flags)["buffer"]
     rows = buffer.rows[: buffer.num_added]
     assert len(rows) == 1200
-    obs, next_obs, actions, rewards, terminations = np.split(rows, np.cumsum(buffer.columns)[:-1], axis=1)
+    obs, next_obs, actions, rewards, terminations = np.split(rows, np.cumsum(buffer.widths)[:-1], axis=1)
     assert (next_obs[:, 0] == obs[:, 0]).all() and (next_obs[:, 1] == obs[:, 1] + 1).all()
     assert set(actions.flatten()) == {0, 1, 2} and (rewards == actions + 5).all()  # the environment counts from 5
     for idx in range(num_envs):

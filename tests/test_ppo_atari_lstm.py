@@ -267,7 +267,8 @@ gym.vector.SyncVectorEnv.step, gym.vector.SyncVectorEnv.reset = recorded_step, r
 run.accelerate = recorded_accelerate
 sys.argv[:] = sys.argv[1:]
 end = runpy.run_path(sys.argv[0], run_name="__main__")
-names = ["obs", "initial_state", "b_dones", "b_actions", "logprobs", "advantages", "returns", "values", "next_values"]
+names = ["obs", "initial_state", "torch_dones", "torch_actions"]
+names += ["logprobs", "advantages", "returns", "values", "next_values"]
 torch.save({"seen": seen, "minibatches": minibatches, "agent": end["agent"].state_dict(),
     "final_obs": end["final_obs"], **{name: end[name] for name in names}}, "record.pt")
 """
@@ -318,7 +319,7 @@ def replay(record, resets=True):
 def test_run_computes_what_pytorchs_lstm_does_from_the_first_step_of_the_run_on(record):
     terminations, truncations = (np.array([x[k] for x in record["seen"][-40:]]) for k in (2, 3))
     assert terminations.any() and len(record["final_obs"]) == truncations.sum() > 0  # else this would test little
-    assert record["b_dones"].numpy().tolist() == (terminations | truncations).tolist()
+    assert record["torch_dones"].numpy().tolist() == (terminations | truncations).tolist()
     logprobs, values, next_values = replay(record)
     tolerance = {"rtol": 1e-4, "atol": 1e-6}
     np.testing.assert_allclose(record["logprobs"], logprobs, **tolerance)
@@ -339,7 +340,7 @@ def test_minibatches_are_whole_environments(record):
     minibatches = record["minibatches"]
     assert len(minibatches) == 3 * 2 * 2  # iterations, epochs, and minibatches in each of them
     epochs = minibatches[-4:-2], minibatches[-2:]  # those of the last rollout
-    names = ["obs", "initial_state", "b_dones", "b_actions", "logprobs", "advantages", "returns", "values"]
+    names = ["obs", "initial_state", "torch_dones", "torch_actions", "logprobs", "advantages", "returns", "values"]
     for epoch in epochs:
         columns = []
         for minibatch in epoch:

@@ -426,7 +426,8 @@ gym.vector.SyncVectorEnv.step, gym.vector.SyncVectorEnv.reset = recorded_step, r
 run.accelerate = recorded_accelerate
 sys.argv[:] = sys.argv[1:]
 end = runpy.run_path(sys.argv[0], run_name="__main__")
-names = ["obs", "b_memory", "positions", "b_actions", "logprobs", "advantages", "returns", "values", "next_values"]
+names = ["obs", "torch_memory", "positions", "torch_actions"]
+names += ["logprobs", "advantages", "returns", "values", "next_values"]
 torch.save({"seen": seen, "minibatches": minibatches, "statistics": statistics, "agent": end["agent"].state_dict(),
     "final_obs": end["final_obs"], **{name: end[name].clone() for name in names}}, "record.pt")
 """
@@ -510,7 +511,7 @@ def test_ratios_are_one_while_nothing_is_learned(record):
 def test_minibatches_are_whole_environments(record):
     minibatches = record["minibatches"]
     assert len(minibatches) == 3 * 2 * 2  # iterations, epochs, and minibatches in each of them
-    names = ["obs", "b_memory", "positions", "b_actions", "logprobs", "advantages", "returns", "values"]
+    names = ["obs", "torch_memory", "positions", "torch_actions", "logprobs", "advantages", "returns", "values"]
     for epoch in (minibatches[-4:-2], minibatches[-2:]):  # those of the last rollout
         columns = []
         for minibatch in epoch:
