@@ -353,7 +353,7 @@ if __name__ == "__main__":
         "buffer": buffer,
     }
     if args.resume:
-        run.restore(checkpoint, state)  # in place; plain values are read from it below
+        run.restore(checkpoint, state)  # fills `state`, which is read below
         if state["next_obs"] is not checkpoint["next_obs"]:
             buffer.stacks.clear()  # environments that cannot be restored start new episodes
     global_step = state["global_step"]

@@ -333,7 +333,7 @@ if __name__ == "__main__":
         "buffer": buffer,
     }
     if args.resume:
-        run.restore(checkpoint, state)  # in place; plain values are read from it below
+        run.restore(checkpoint, state)  # fills `state`, which is read below
     global_step = state["global_step"]
     next_obs = state["next_obs"]
     recent_returns = state["recent_returns"]

@@ -386,7 +386,7 @@ if __name__ == "__main__":
         "train_state": train_state,
     }
     if args.resume:
-        run.restore(checkpoint, state)  # in place; plain values are read from it below
+        run.restore(checkpoint, state)  # fills `state`, which is read below
     global_step = state["global_step"]
     recent_returns = state["recent_returns"]
     recent_lengths = state["recent_lengths"]

@@ -509,7 +509,7 @@ if __name__ == "__main__":
         for run_dir, state in zip(run_dirs, states, strict=True):
             if run_dir != args.resume:  # `prepare` has loaded that one
                 checkpoint = run.load(run_dir, __file__)
-            run.restore(checkpoint, state)  # in place; plain values are read from it below
+            run.restore(checkpoint, state)  # fills `state`, which is read below
             if state["global_step"] != states[0]["global_step"]:
                 sys.exit(f"--num-seeds: {run_dir} is at another step; resume each by itself")
     global_step = states[0]["global_step"]
