@@ -29,14 +29,18 @@ def run(main: Callable, **options: Any) -> Any:
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
+    """Inside of it, a box of tyro becomes one line; anything else on stderr, such as a warning, stays as it is."""
     printed = io.StringIO()
+    is_mistake = False
     try:
         with contextlib.redirect_stderr(printed):
             yield
     except SystemExit as error:
-        if error.code == 2:  # a mistake; with --help it is 0
-            print(shortened(printed.getvalue()), file=sys.stderr)
+        is_mistake = error.code == 2  # with --help it is 0
         raise
+    finally:
+        text = printed.getvalue()
+        sys.stderr.write(shortened(text) + "\n" if is_mistake else text)
 
 
 def shortened(box: str) -> str:

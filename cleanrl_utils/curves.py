@@ -15,8 +15,8 @@ def event_file(writer: Any) -> Any:
 def write_in_batches(writer: Any) -> None:
     """From now on, hand events over to TensorBoard's thread once a second, those of the same step as one.
 
-    To wake that thread for every single event costs a training as much time as all else about logging. What is left is
-    mostly the checksum of each event, which TensorBoard computes in Python.
+    To wake that thread for every single event costs a training as much time as all else about logging. Every event also
+    has a checksum, which TensorBoard computes in Python.
     """
     file = event_file(writer)
     add_event, flush, close = file.add_event, file.flush, file.close

@@ -6,7 +6,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from cleanrl_utils.command_line import run, shortened
+from cleanrl_utils.command_line import one_line_errors, run, shortened
 
 PPO = ["cleanrl/ppo.py"]
 
@@ -48,6 +48,12 @@ def test_what_a_function_prints_and_how_it_ends_is_left_alone(capsys):
     with pytest.raises(SystemExit):
         run(main, args=["--number", "7"])
     assert capsys.readouterr().err == "number 7\n"
+
+
+def test_warning_while_flags_are_read_is_not_swallowed(capsys):
+    with one_line_errors():
+        print("a warning", file=sys.stderr)
+    assert capsys.readouterr().err == "a warning\n"
 
 
 def test_text_that_is_no_box_is_kept():
