@@ -1,6 +1,7 @@
 """Curves at less cost: events reach TensorBoard's writer in batches."""
 
 import atexit
+import contextlib
 import time
 from typing import Any
 
@@ -44,8 +45,15 @@ def write_in_batches(writer: Any) -> None:
         flush()
 
     def close_all() -> None:
+        atexit.unregister(flush_at_exit)
         hand_over()
         close()
 
+    def flush_at_exit() -> None:
+        with contextlib.suppress(OSError):  # a full disk has been told of by now
+            flush_all()
+
     file.add_event, file.flush, file.close = hold, flush_all, close_all
-    atexit.register(hand_over)  # a run that ends with an error keeps the end of its curves
+    # A run that ends with an error keeps the end of its curves. TensorBoard's thread does not outlive the program, so
+    # we wait until it has written everything.
+    atexit.register(flush_at_exit)

@@ -79,8 +79,15 @@ def test_events_keep_the_time_at_which_they_were_logged(writer, tmp_path):
 
 def test_a_script_that_ends_with_an_error_keeps_the_end_of_its_curves(runner):
     code = """
+import time
+from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 from cleanrl_utils.curves import write_in_batches
+write = RecordWriter.write
+def slow_write(self, data):  # a disk that is slower than the script
+    time.sleep(0.01)
+    write(self, data)
+RecordWriter.write = slow_write
 writer = SummaryWriter("run")
 write_in_batches(writer)
 for step in range(50):
