@@ -159,9 +159,9 @@ def test_ctrl_c_stops_whole_families_and_the_same_command_goes_on(runner):
     time.sleep(0.5)
     start = time.time()
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=30)
+    stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stdout + stderr
-    assert time.time() - start < 8 and "Traceback" not in stdout + stderr
+    assert time.time() - start < 30 and "Traceback" not in stdout + stderr
     (child,) = [int(line[3]) for line in history(runner.folder) if line[2] == "child"]
     assert not is_running(child)
     found = {name.split("__")[0]: state["status"] for name, state in states(runner.folder).items()}

@@ -169,7 +169,7 @@ def test_second_ctrl_c_stops_at_once_and_sigterm_after_the_first_does_not(runner
         time.sleep(0.3)
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT and "Traceback" not in stderr
     assert stderr.count("the run saves its state") == 1
     assert stderr.strip().splitlines()[-1] == "stopped: interrupted; there was no checkpoint yet"
@@ -216,7 +216,7 @@ def test_ctrl_c_before_the_run_has_begun_leaves_nothing_and_says_nothing(runner)
     process = runner.start(PPO, *SHORT)
     time.sleep(0.7)  # in the middle of the imports
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=20) == ("", "") and process.returncode == -signal.SIGINT
+    assert process.communicate(timeout=60) == ("", "") and process.returncode == -signal.SIGINT
     module = "import gymnasium as gym\nclass Slow(gym.Env):\n    def __init__(self):\n        raise KeyboardInterrupt\n"
     (runner.folder / "slow.py").write_text(module + "gym.register('Slow-v0', Slow)\n")
     result = runner.run(PPO, "--env-id", "slow:Slow-v0", modules=runner.folder, check=False)
