@@ -44,7 +44,7 @@ class Args:
     compile: bool = False
     """compile the update with `torch.compile`: faster after half a minute, slightly different rounding"""
     accelerate: Literal["auto", "on", "off"] = "auto"
-    """replay recorded operations: `auto` if this very file is proven exact, `on` with audits, `off` never"""
+    """repeat recorded operations: `auto` in files proven to give the same bits, `on` in all, audited, `off` never"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -60,7 +60,7 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
+    """environment steps between checkpoints, at most ten minutes apart (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -209,7 +209,7 @@ class Agent(nn.Module):
         x = self.get_features(x)
         logits = self.actor(x)
         if not deterministic:
-            # Gumbel-max trick: if -log(E) is added, E ~ Exponential(1), the argmax is a sample of softmax(logits)
+            # Gumbel-max trick: argmax(logits - log(E)) with E ~ Exponential(1) is a sample of softmax(logits)
             logits = logits - torch.empty_like(logits).exponential_().log()
         return logits.argmax(-1)
 
@@ -385,7 +385,7 @@ if __name__ == "__main__":
         sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
     agent = Agent(envs[0]).to(device)
     agent.bf16 = args.bf16
-    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a replay does not see a float change
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a recorded update sees it change
     optimizer = torch.optim.Adam(agent.parameters(), learning_rate, eps=1e-8, fused=True)  # its usual epsilon
 
     def update(mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_returns, mb_values, mb_valid):
@@ -445,7 +445,7 @@ if __name__ == "__main__":
         aux_buffer = AuxiliaryBuffer(args.aux_batch_rollouts, args.num_steps, obs_shape, "cpu")
     print(f"the auxiliary buffer takes {aux_buffer.obs.nbytes / 1e9:.1f} GB of memory ({aux_buffer.obs.device})")
 
-    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
+    # State: what a checkpoint saves and a resumed run restores, in addition to flags and random generators
     state = {
         "global_step": 0,
         "next_obs": next_obs,
@@ -457,7 +457,7 @@ if __name__ == "__main__":
         "aux_buffer": aux_buffer,
     }
     if args.resume:
-        run.restore(checkpoint, state)  # in place; plain values are read from it below
+        run.restore(checkpoint, state)  # fills `state`, which is read below
     global_step = state["global_step"]
     next_obs = state["next_obs"]
     running_return = state["running_return"]  # the discounted rewards of each episode so far
@@ -465,7 +465,7 @@ if __name__ == "__main__":
 
     turns = [(step, pool, column) for step in range(args.num_steps + 1) for pool, column in zip(envs, columns)]
     act = agent.get_action
-    if run:  # may make both faster, with the same results; --compile compiles `update`
+    if run:  # may speed up `act` and `update`; only --compile changes the rounding of results
         act, update = run.accelerate(args, __file__, act, update, state)
         writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
@@ -477,7 +477,7 @@ if __name__ == "__main__":
             remaining = 1 - (iteration - 1) / args.num_iterations
             learning_rate.fill_(remaining * args.learning_rate)
 
-        # Rollout: it only chooses actions. One forward pass after it gives all log-probabilities and values.
+        # Rollout: the policy only chooses actions. Log-probabilities and values are computed after it, all at once.
         for step, pool, column in turns:
             last = (step - 1, column)  # at step 0, this is the last step of the rollout before
             if step > 0:  # what came of the last actions, which were played in the meantime
@@ -516,7 +516,7 @@ if __name__ == "__main__":
             torch_rewards = (torch_rewards / (agent.return_var + 1e-8).sqrt()).clamp(-10, 10)
             b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions)
             values = b_values.view_as(torch_rewards)  # (num_steps, num_envs)
-            next_values = values.roll(-1, dims=0)  # of the next step; some are set below
+            next_values = values.roll(-1, dims=0)  # V(s[t+1]); exceptions are set below
             next_values[-1] = agent.get_value(torch.as_tensor(next_obs).to(obs))  # to the dtype and device of obs
             advantages, returns = compute_gae(
                 torch_rewards, torch_terminations, torch_truncations, values, next_values, args.gamma, args.gae_lambda
@@ -584,7 +584,7 @@ if __name__ == "__main__":
         if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal: 20 lines at most
             print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program. Within a
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; then `save_checkpoint` also ends the program. Within a
         # phase it holds gigabytes of observations, so there it is saved only on a signal, or after ten minutes
         steps = 0 if aux_buffer.num_rows else args.n_iteration * args.batch_size
         if run and run.checkpoint_due(args, global_step, steps):

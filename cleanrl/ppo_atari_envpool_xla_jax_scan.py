@@ -60,7 +60,7 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
+    """environment steps between checkpoints, at most ten minutes apart (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -120,7 +120,7 @@ def make_envs(env_id, num_envs, capture_video, run_dir):
     return envpool.make_gymnasium(env_id, num_envs=num_envs, episodic_life=True, reward_clip=True, seed=seed)
 
 
-def layer_init(std=2**0.5):  # detail 2: orthogonal weights, constant biases
+def layer_init(std=2**0.5):  # detail 2: orthogonal weights, scaled by std
     # differs from ppo_atari_envpool.py: a layer of Flax calls the function by itself, and its biases are zero
     return nn.initializers.orthogonal(std)
 
@@ -369,7 +369,7 @@ if __name__ == "__main__":
         params = jax.tree.map(lambda x, change: x - learning_rate * change, train_state.params, changes)
         return TrainState(params, optimizer_state), stats
 
-    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
+    # State: what a checkpoint saves and a resumed run restores, in addition to flags and random generators
     state = {
         "global_step": 0,
         "next_obs": next_obs,
@@ -414,7 +414,7 @@ if __name__ == "__main__":
         """A whole iteration, without a return to Python in between."""
         noise_key, shuffle_key = jax.random.split(iteration_key)
 
-        # Rollout: it only chooses actions. One forward pass after it gives all log-probabilities and values.
+        # Rollout: the policy only chooses actions. Log-probabilities and values are computed after it, all at once.
         noise = jax.random.gumbel(noise_key, (args.num_steps, args.num_envs, num_actions))
 
         def play(games, step):
@@ -526,7 +526,7 @@ if __name__ == "__main__":
         if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal: 20 lines at most
             print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; then `save_checkpoint` also ends the program
         if run and run.checkpoint_due(args, global_step, args.batch_size):
             state.update(global_step=global_step, next_obs=np.asarray(games.next_obs), train_state=train_state)
             run.save_checkpoint(run_dir, args, __file__, writer, state)

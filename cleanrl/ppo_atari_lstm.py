@@ -44,7 +44,7 @@ class Args:
     compile: bool = False
     """compile the update with `torch.compile`: faster after half a minute, slightly different rounding"""
     accelerate: Literal["auto", "on", "off"] = "auto"
-    """replay recorded operations: `auto` if this very file is proven exact, `on` with audits, `off` never"""
+    """repeat recorded operations: `auto` in files proven to give the same bits, `on` in all, audited, `off` never"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -60,7 +60,7 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
+    """environment steps between checkpoints, at most ten minutes apart (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -137,7 +137,7 @@ def make_envs(env_id, num_envs, capture_video, run_dir):
     return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
 
-def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weights, constant biases
+def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weights, scaled by std
     nn.init.orthogonal_(layer.weight, std)
     nn.init.constant_(layer.bias, bias_const)
     return layer
@@ -189,7 +189,7 @@ class Agent(nn.Module):
         lstm_state = self.lstm(x, lstm_state)
         logits = self.actor(lstm_state[0])
         if not deterministic:
-            # Gumbel-max trick: if -log(E) is added, E ~ Exponential(1), the argmax is a sample of softmax(logits)
+            # Gumbel-max trick: argmax(logits - log(E)) with E ~ Exponential(1) is a sample of softmax(logits)
             logits = logits - torch.empty_like(logits).exponential_().log()
         return logits.argmax(-1), lstm_state
 
@@ -309,8 +309,8 @@ if __name__ == "__main__":
         sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
     agent = Agent(envs).to(device)
     agent.bf16 = args.bf16
-    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a replay does not see a float change
-    optimizer = torch.optim.Adam(agent.parameters(), learning_rate, eps=1e-5, fused=True)  # detail 3: not 1e-8
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a recorded update sees it change
+    optimizer = torch.optim.Adam(agent.parameters(), learning_rate, eps=1e-5, fused=True)  # detail 3: default 1e-8
 
     def update(mb_obs, mb_lstm_state, mb_dones, mb_actions, mb_logprobs, mb_advantages, mb_returns, mb_values):
         optimizer.zero_grad()
@@ -331,7 +331,7 @@ if __name__ == "__main__":
     terminations = np.zeros(rollout_shape, dtype=bool)
     truncations = np.zeros(rollout_shape, dtype=bool)
 
-    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
+    # State: what a checkpoint saves and a resumed run restores, in addition to flags and random generators
     state = {
         "global_step": 0,
         "next_obs": next_obs,
@@ -342,14 +342,14 @@ if __name__ == "__main__":
         "optimizer": optimizer,
     }
     if args.resume:
-        run.restore(checkpoint, state)  # in place; plain values are read from it below
+        run.restore(checkpoint, state)  # fills `state`, which is read below
     global_step = state["global_step"]
     next_obs = state["next_obs"]
     lstm_state = state["lstm_state"]
     recent_returns = state["recent_returns"]
 
     act = agent.get_action
-    if run:  # may make both faster, with the same results; --compile compiles `update`
+    if run:  # may speed up `act` and `update`; only --compile changes the rounding of results
         act, update = run.accelerate(args, __file__, act, update, state)
         writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
@@ -361,7 +361,7 @@ if __name__ == "__main__":
             remaining = 1 - (iteration - 1) / args.num_iterations
             learning_rate.fill_(remaining * args.learning_rate)
 
-        # Rollout: it only chooses actions. One forward pass after it gives all log-probabilities and values.
+        # Rollout: the policy only chooses actions. Log-probabilities and values are computed after it, all at once.
         initial_state = lstm_state
         final_obs = {}  # the last observation of each truncated episode, by (step, idx)
         final_states = {}  # and the state of the LSTM there
@@ -373,7 +373,7 @@ if __name__ == "__main__":
             next_obs, rewards[step], terminations[step], truncations[step], infos = envs.step(action)
             global_step += args.num_envs
             for idx in np.flatnonzero(truncations[step]):
-                final_obs[step, idx] = np.array([infos["final_obs"][idx]])  # a copy; [] make it a batch
+                final_obs[step, idx] = np.array([infos["final_obs"][idx]])  # a copy, as a batch of one
                 final_states[step, idx] = lstm_state[:, [idx]]
             dones = torch.as_tensor(terminations[step] | truncations[step], device=device)
             lstm_state = lstm_state * ~dones.unsqueeze(-1)
@@ -393,7 +393,7 @@ if __name__ == "__main__":
         torch_dones = torch_terminations | torch_truncations
         with torch.no_grad():
             logprobs, _, values = agent.evaluate_actions(obs, initial_state, torch_dones, torch_actions)
-            next_values = values.roll(-1, dims=0)  # of the next step; some are set below
+            next_values = values.roll(-1, dims=0)  # V(s[t+1]); exceptions are set below
             next_values[-1] = agent.get_value(torch.as_tensor(next_obs).to(obs), lstm_state)
             for index, x in final_obs.items():  # a truncated episode would have gone on from here
                 next_values[index] = agent.get_value(torch.as_tensor(x).to(obs), final_states[index])
@@ -440,7 +440,7 @@ if __name__ == "__main__":
         if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal: 20 lines at most
             print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; then `save_checkpoint` also ends the program
         if run and run.checkpoint_due(args, global_step, args.batch_size):
             state.update(global_step=global_step, next_obs=next_obs, lstm_state=lstm_state)
             run.save_checkpoint(run_dir, args, __file__, writer, state)

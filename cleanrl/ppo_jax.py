@@ -65,7 +65,7 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
+    """environment steps between checkpoints, at most ten minutes apart (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -390,7 +390,7 @@ if __name__ == "__main__":
     get_value = partial(agent.apply, method="get_value")
     get_action = partial(agent.apply, method="get_action")
     evaluate_actions = partial(agent.apply, method="evaluate_actions")
-    optimizer = optax.scale_by_adam(eps=1e-5)  # detail 3: not 1e-8. `update` applies the learning rate
+    optimizer = optax.scale_by_adam(eps=1e-5)  # detail 3: default 1e-8. `update` applies the learning rate
     optimizer = optax.flatten(optimizer)  # all parameters as one vector: faster
     compile_quickly = {"xla_backend_optimization_level": 0}
 
@@ -427,7 +427,7 @@ if __name__ == "__main__":
         params = train_state.params
         key, noise_key, reset_key, shuffle_key = jax.random.split(train_state.key, 4)
 
-        # Rollout: it only chooses actions. One forward pass after it gives all log-probabilities and values.
+        # Rollout: the policy only chooses actions. Log-probabilities and values are computed after it, all at once.
         def play(env_states, inputs):
             noise, new_episodes = inputs
             actions = get_action(params, env_states.obs, noise)
@@ -569,7 +569,7 @@ if __name__ == "__main__":
             if progress.disable and is_print_due:  # no terminal
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoints` ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; then `save_checkpoints` also ends the program
         if run and run.checkpoint_due(args, global_step, args.batch_size):
             for i, state in enumerate(states):
                 state.update(global_step=global_step, train_state=take_seed(train_state, i))

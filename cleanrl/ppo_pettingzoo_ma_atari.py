@@ -44,7 +44,7 @@ class Args:
     compile: bool = False
     """compile the update with `torch.compile`: faster after half a minute, slightly different rounding"""
     accelerate: Literal["auto", "on", "off"] = "auto"
-    """replay recorded operations: `auto` if this very file is proven exact, `on` with audits, `off` never"""
+    """repeat recorded operations: `auto` in files proven to give the same bits, `on` in all, audited, `off` never"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -60,7 +60,7 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
+    """environment steps between checkpoints, at most ten minutes apart (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -224,7 +224,7 @@ def make_envs(env_id, num_envs, capture_video, run_dir, self_play=False):
     return SelfPlay(envs) if self_play else envs
 
 
-def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weights, constant biases
+def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weights, scaled by std
     nn.init.orthogonal_(layer.weight, std)
     nn.init.constant_(layer.bias, bias_const)
     return layer
@@ -263,7 +263,7 @@ class Agent(nn.Module):
         x = self.get_features(x)
         logits = self.actor(x)
         if not deterministic:
-            # Gumbel-max trick: if -log(E) is added, E ~ Exponential(1), the argmax is a sample of softmax(logits)
+            # Gumbel-max trick: argmax(logits - log(E)) with E ~ Exponential(1) is a sample of softmax(logits)
             logits = logits - torch.empty_like(logits).exponential_().log()
         return logits.argmax(-1)
 
@@ -367,8 +367,8 @@ if __name__ == "__main__":
         sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
     agent = Agent(envs).to(device)
     agent.bf16 = args.bf16
-    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a replay does not see a float change
-    optimizer = torch.optim.Adam(agent.parameters(), learning_rate, eps=1e-5, fused=True)  # detail 3: not 1e-8
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a recorded update sees it change
+    optimizer = torch.optim.Adam(agent.parameters(), learning_rate, eps=1e-5, fused=True)  # detail 3: default 1e-8
 
     def update(mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_returns, mb_values):
         optimizer.zero_grad()
@@ -389,7 +389,7 @@ if __name__ == "__main__":
     terminations = np.zeros(rollout_shape, dtype=bool)
     truncations = np.zeros(rollout_shape, dtype=bool)
 
-    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
+    # State: what a checkpoint saves and a resumed run restores, in addition to flags and random generators
     state = {
         "global_step": 0,
         "next_obs": next_obs,
@@ -399,13 +399,13 @@ if __name__ == "__main__":
         "optimizer": optimizer,
     }
     if args.resume:
-        run.restore(checkpoint, state)  # in place; plain values are read from it below
+        run.restore(checkpoint, state)  # fills `state`, which is read below
     global_step = state["global_step"]
     next_obs = state["next_obs"]
     recent_returns = state["recent_returns"]
 
     act = agent.get_action
-    if run:  # may make both faster, with the same results; --compile compiles `update`
+    if run:  # may speed up `act` and `update`; only --compile changes the rounding of results
         act, update = run.accelerate(args, __file__, act, update, state)
         writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
@@ -417,7 +417,7 @@ if __name__ == "__main__":
             remaining = 1 - (iteration - 1) / args.num_iterations
             learning_rate.fill_(remaining * args.learning_rate)
 
-        # Rollout: it only chooses actions. One forward pass after it gives all log-probabilities and values.
+        # Rollout: the policy only chooses actions. Log-probabilities and values are computed after it, all at once.
         final_obs = {}  # the last observation of each truncated episode, by (step, idx)
         for step in range(args.num_steps):
             obs[step] = torch.as_tensor(next_obs)
@@ -427,7 +427,7 @@ if __name__ == "__main__":
             global_step += args.num_envs
             for idx in np.flatnonzero(truncations[step]):
                 final_view = infos["final_obs"][idx // 2][idx % 2]
-                final_obs[step, idx] = np.array([final_view])  # a copy; [] make it a batch
+                final_obs[step, idx] = np.array([final_view])  # a copy, as a batch of one
             if "episode" in infos.get("final_info", {}):  # `_episode` tells where one has ended
                 episodes = infos["final_info"]["episode"]
                 for idx in np.flatnonzero(terminations[step] | truncations[step]):
@@ -447,7 +447,7 @@ if __name__ == "__main__":
         with torch.no_grad():
             b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions)
             values = b_values.view_as(torch_rewards)  # (num_steps, num_envs)
-            next_values = values.roll(-1, dims=0)  # of the next step; some are set below
+            next_values = values.roll(-1, dims=0)  # V(s[t+1]); exceptions are set below
             next_values[-1] = agent.get_value(torch.as_tensor(next_obs).to(obs))  # to the dtype and device of obs
             for index, x in final_obs.items():  # a truncated episode would have gone on from here
                 next_values[index] = agent.get_value(torch.as_tensor(x).to(obs))
@@ -485,7 +485,7 @@ if __name__ == "__main__":
         if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal: 20 lines at most
             print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; then `save_checkpoint` also ends the program
         if run and run.checkpoint_due(args, global_step, args.batch_size):
             state.update(global_step=global_step, next_obs=next_obs)
             run.save_checkpoint(run_dir, args, __file__, writer, state)

@@ -43,7 +43,7 @@ class Args:
     compile: bool = False
     """compile the update with `torch.compile`: faster after half a minute, slightly different rounding"""
     accelerate: Literal["auto", "on", "off"] = "auto"
-    """replay recorded operations: `auto` if this very file is proven exact, `on` with audits, `off` never"""
+    """repeat recorded operations: `auto` in files proven to give the same bits, `on` in all, audited, `off` never"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -59,7 +59,7 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
+    """environment steps between checkpoints, at most ten minutes apart (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -131,7 +131,7 @@ def make_envs(env_id, num_envs, capture_video, run_dir):
     )
 
 
-def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weights, constant biases
+def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weights, scaled by std
     nn.init.orthogonal_(layer.weight, std)
     nn.init.constant_(layer.bias, bias_const)
     return layer
@@ -222,7 +222,7 @@ class Agent(nn.Module):
         x = self.get_features(x)
         logits = self.actor(x)
         if not deterministic:
-            # Gumbel-max trick: if -log(E) is added, E ~ Exponential(1), the argmax is a sample of softmax(logits)
+            # Gumbel-max trick: argmax(logits - log(E)) with E ~ Exponential(1) is a sample of softmax(logits)
             logits = logits - torch.empty_like(logits).exponential_().log()
         return logits.argmax(-1)
 
@@ -358,8 +358,8 @@ if __name__ == "__main__":
         sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
     agent = Agent(envs[0]).to(device)
     agent.bf16 = args.bf16
-    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a replay does not see a float change
-    optimizer = torch.optim.Adam(agent.parameters(), learning_rate, eps=1e-5, fused=True)  # detail 3: not 1e-8
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a recorded update sees it change
+    optimizer = torch.optim.Adam(agent.parameters(), learning_rate, eps=1e-5, fused=True)  # detail 3: default 1e-8
 
     def update(
         mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_returns, mb_values, mb_valid, mb_int_returns, mb_next_frames
@@ -390,7 +390,7 @@ if __name__ == "__main__":
     games_over = np.zeros_like(terminations)
     curiosity_scores = np.zeros(args.num_envs)  # the intrinsic rewards of the games so far
 
-    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
+    # State: what a checkpoint saves and a resumed run restores, in addition to flags and random generators
     state = {
         "global_step": 0,
         "next_obs": next_obs,
@@ -401,7 +401,7 @@ if __name__ == "__main__":
         "optimizer": optimizer,
     }
     if args.resume:
-        run.restore(checkpoint, state)  # in place; plain values are read from it below
+        run.restore(checkpoint, state)  # fills `state`, which is read below
     else:  # statistics of what random actions show, so that the first frames are normalized, too
         num_random_steps = args.num_iterations_obs_norm_init * args.num_steps
         print(f"{num_random_steps * args.num_envs} random steps, not counted below: statistics of the observations")
@@ -420,7 +420,7 @@ if __name__ == "__main__":
 
     turns = [(step, pool, column) for step in range(args.num_steps + 1) for pool, column in zip(envs, columns)]
     act = agent.get_action
-    if run:  # may make both faster, with the same results; --compile compiles `update`
+    if run:  # may speed up `act` and `update`; only --compile changes the rounding of results
         act, update = run.accelerate(args, __file__, act, update, state)
         writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
@@ -432,7 +432,7 @@ if __name__ == "__main__":
             remaining = 1 - (iteration - 1) / args.num_iterations
             learning_rate.fill_(remaining * args.learning_rate)
 
-        # Rollout: it only chooses actions. One forward pass after it gives all log-probabilities and values.
+        # Rollout: the policy only chooses actions. Log-probabilities and values are computed after it, all at once.
         for step, pool, column in turns:
             last = (step - 1, column)  # at step 0, this is the last step of the rollout before
             if step > 0:  # what came of the last actions, which were played in the meantime
@@ -466,7 +466,7 @@ if __name__ == "__main__":
             b_logprobs, _, b_values, b_int_values = agent.evaluate_actions(b_obs, b_actions)
             values = b_values.view_as(torch_rewards)  # (num_steps, num_envs)
             int_values = b_int_values.view_as(torch_rewards)
-            next_values = values.roll(-1, dims=0)  # of the next step; some are set below
+            next_values = values.roll(-1, dims=0)  # V(s[t+1]); exceptions are set below
             next_int_values = int_values.roll(-1, dims=0)
             next_values[-1], next_int_values[-1] = agent.get_value(last_obs)
             # the intrinsic rewards are divided by the standard deviation of their discounted sums over time
@@ -537,7 +537,7 @@ if __name__ == "__main__":
         if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal: 20 lines at most
             print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; then `save_checkpoint` also ends the program
         if run and run.checkpoint_due(args, global_step, args.batch_size):
             state.update(global_step=global_step, next_obs=next_obs)
             run.save_checkpoint(run_dir, args, __file__, writer, state)

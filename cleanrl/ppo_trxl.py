@@ -48,7 +48,7 @@ class Args:
     compile: bool = False
     """compile the update with `torch.compile`: faster after half a minute, slightly different rounding"""
     accelerate: Literal["auto", "on", "off"] = "auto"
-    """replay recorded operations: `auto` if this very file is proven exact, `on` with audits, `off` never"""
+    """repeat recorded operations: `auto` in files proven to give the same bits, `on` in all, audited, `off` never"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -64,7 +64,7 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
+    """environment steps between checkpoints, at most ten minutes apart (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -172,7 +172,7 @@ def make_envs(env_id, num_envs, capture_video, run_dir):
     return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
 
-def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weights, constant biases
+def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weights, scaled by std
     nn.init.orthogonal_(layer.weight, std)
     nn.init.constant_(layer.bias, bias_const)
     return layer
@@ -326,7 +326,7 @@ class Agent(nn.Module):
         memory = torch.cat([memory[1:], new_memory])  # the window moves on by one step
         logits = self.actor(x[0])
         if not deterministic:
-            # Gumbel-max trick: if -log(E) is added, E ~ Exponential(1), the argmax is a sample of softmax(logits)
+            # Gumbel-max trick: argmax(logits - log(E)) with E ~ Exponential(1) is a sample of softmax(logits)
             logits = logits - torch.empty_like(logits).exponential_().log()
         return logits.argmax(-1), memory, position + 1
 
@@ -468,7 +468,7 @@ if __name__ == "__main__":
     agent = Agent(envs, args).to(device)
     if args.reconstruction_coef > 0 and not agent.sees_pixels:
         sys.exit(f"--reconstruction-coef is for pictures of 84x84 pixels; {args.env_id} has none")
-    learning_rate = torch.tensor(args.init_lr, device=device)  # a tensor: a replay does not see a float change
+    learning_rate = torch.tensor(args.init_lr, device=device)  # a tensor: a recorded update sees it change
     ent_coef = torch.tensor(args.init_ent_coef, device=device)
     optimizer = torch.optim.AdamW(agent.parameters(), learning_rate, fused=True)
 
@@ -505,7 +505,7 @@ if __name__ == "__main__":
     terminations = np.zeros(rollout_shape, dtype=bool)
     truncations = np.zeros(rollout_shape, dtype=bool)
 
-    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
+    # State: what a checkpoint saves and a resumed run restores, in addition to flags and random generators
     state = {
         "global_step": 0,
         "next_obs": next_obs,
@@ -517,7 +517,7 @@ if __name__ == "__main__":
         "optimizer": optimizer,
     }
     if args.resume:
-        run.restore(checkpoint, state)  # in place; plain values are read from it below
+        run.restore(checkpoint, state)  # fills `state`, which is read below
     global_step = state["global_step"]
     next_obs = state["next_obs"]
     memory = state["memory"]
@@ -525,7 +525,7 @@ if __name__ == "__main__":
     recent_returns = state["recent_returns"]
 
     act = agent.get_action
-    if run:  # may make both faster, with the same results; --compile compiles `update`
+    if run:  # may speed up `act` and `update`; only --compile changes the rounding of results
         act, update = run.accelerate(args, __file__, act, update, state)
         writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
@@ -538,7 +538,7 @@ if __name__ == "__main__":
         learning_rate.fill_(args.final_lr + remaining * (args.init_lr - args.final_lr))
         ent_coef.fill_(args.final_ent_coef + remaining * (args.init_ent_coef - args.final_ent_coef))
 
-        # Rollout: it only chooses actions. One forward pass after it gives all log-probabilities and values.
+        # Rollout: the policy only chooses actions. Log-probabilities and values are computed after it, all at once.
         memories[: args.trxl_memory_length] = memory
         final_obs = {}  # the last observation of each truncated episode, by (step, idx)
         final_memories = {}  # and what it attends to
@@ -554,7 +554,7 @@ if __name__ == "__main__":
             next_obs, rewards[step], terminations[step], truncations[step], infos = envs.step(action)
             global_step += args.num_envs
             for idx in np.flatnonzero(truncations[step]):
-                final_obs[step, idx] = np.array([infos["final_obs"][idx]])  # a copy; [] make it a batch
+                final_obs[step, idx] = np.array([infos["final_obs"][idx]])  # a copy, as a batch of one
                 final_memories[step, idx] = memory[:, [idx]]
                 final_positions[step, idx] = position[[idx]]
             dones = torch.as_tensor(terminations[step] | truncations[step], device=device)
@@ -575,7 +575,7 @@ if __name__ == "__main__":
         torch_memory = memories[:-1]  # only the next rollout attends to the last step
         with torch.no_grad():
             logprobs, _, values, _ = agent.evaluate_actions(obs, torch_memory, positions, torch_actions)
-            next_values = values.roll(-1, dims=0)  # of the next step; some are set below
+            next_values = values.roll(-1, dims=0)  # V(s[t+1]); exceptions are set below
             next_values[-1] = agent.get_value(torch.as_tensor(next_obs).to(obs), memory, position)
             for index, x in final_obs.items():  # a truncated episode would have gone on from here
                 next_values[index] = agent.get_value(
@@ -631,7 +631,7 @@ if __name__ == "__main__":
         if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal: 20 lines at most
             print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; then `save_checkpoint` also ends the program
         if run and run.checkpoint_due(args, global_step, args.batch_size):
             state.update(global_step=global_step, next_obs=next_obs, memory=memory, position=position)
             run.save_checkpoint(run_dir, args, __file__, writer, state)

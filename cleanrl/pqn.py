@@ -44,7 +44,7 @@ class Args:
     compile: bool = False
     """compile the update with `torch.compile`: faster after half a minute, slightly different rounding"""
     accelerate: Literal["auto", "on", "off"] = "auto"
-    """replay recorded operations: `auto` if this very file is proven exact, `on` with audits, `off` never"""
+    """repeat recorded operations: `auto` in files proven to give the same bits, `on` in all, audited, `off` never"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -60,7 +60,7 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
+    """environment steps between checkpoints, at most ten minutes apart (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -130,7 +130,7 @@ def make_envs(env_id, num_envs, capture_video, run_dir):
     return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
 
-def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weights, constant biases
+def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weights, scaled by std
     nn.init.orthogonal_(layer.weight, std)
     nn.init.constant_(layer.bias, bias_const)
     return layer
@@ -242,7 +242,7 @@ if __name__ == "__main__":
     except Exception as error:  # an unknown id, a package that is missing, actions of another kind
         sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
     q_network = QNetwork(envs).to(device)
-    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a replay does not see a float change
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a recorded update sees it change
     optimizer = torch.optim.Adam(q_network.parameters(), learning_rate, fused=True)  # rectified below: RAdam
 
     def update(mb_obs, mb_actions, mb_returns):
@@ -263,7 +263,7 @@ if __name__ == "__main__":
     terminations = np.zeros(rollout_shape, dtype=bool)
     truncations = np.zeros(rollout_shape, dtype=bool)
 
-    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
+    # State: what a checkpoint saves and a resumed run restores, in addition to flags and random generators
     state = {
         "global_step": 0,
         "next_obs": next_obs,
@@ -273,13 +273,13 @@ if __name__ == "__main__":
         "optimizer": optimizer,
     }
     if args.resume:
-        run.restore(checkpoint, state)  # in place; plain values are read from it below
+        run.restore(checkpoint, state)  # fills `state`, which is read below
     global_step = state["global_step"]
     next_obs = state["next_obs"]
     recent_returns = state["recent_returns"]
 
     act = q_network.get_action
-    if run:  # may make both faster, with the same results; --compile compiles `update`
+    if run:  # may speed up `act` and `update`; only --compile changes the rounding of results
         act, update = run.accelerate(args, __file__, act, update, state)
         writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
@@ -293,7 +293,7 @@ if __name__ == "__main__":
             remaining = 1 - (iteration - 1) / args.num_iterations
             annealed_lr = remaining * args.learning_rate
 
-        # Rollout: it only chooses actions, epsilon-greedily. One forward pass after it gives all values.
+        # Rollout: it only chooses actions, epsilon-greedily. All values are computed after it, at once.
         final_obs = {}  # the last observation of each truncated episode, by (step, idx)
         for step in range(args.num_steps):
             obs[step] = torch.as_tensor(next_obs)
@@ -307,7 +307,7 @@ if __name__ == "__main__":
             next_obs, rewards[step], terminations[step], truncations[step], infos = envs.step(action)
             global_step += args.num_envs
             for idx in np.flatnonzero(truncations[step]):
-                final_obs[step, idx] = np.array([infos["final_obs"][idx]])  # a copy; [] make it a batch
+                final_obs[step, idx] = np.array([infos["final_obs"][idx]])  # a copy, as a batch of one
             if "episode" in infos.get("final_info", {}):  # `_episode` tells where one has ended
                 episodes = infos["final_info"]["episode"]
                 for idx in np.flatnonzero(infos["final_info"]["_episode"]):
@@ -324,7 +324,7 @@ if __name__ == "__main__":
         torch_truncations = torch.as_tensor(truncations, device=device)
         with torch.no_grad():
             values = q_network(obs).amax(-1)  # (num_steps, num_envs)
-            next_values = values.roll(-1, dims=0)  # of the next step; some are set below
+            next_values = values.roll(-1, dims=0)  # V(s[t+1]); exceptions are set below
             next_values[-1] = q_network(torch.as_tensor(next_obs).to(obs)).amax(-1)  # to the dtype and device of obs
             for index, x in final_obs.items():  # a truncated episode would have gone on from here
                 next_values[index] = q_network(torch.as_tensor(x).to(obs)).amax(-1)
@@ -361,7 +361,7 @@ if __name__ == "__main__":
         if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal: 20 lines at most
             print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; then `save_checkpoint` also ends the program
         if run and run.checkpoint_due(args, global_step, args.batch_size):
             state.update(global_step=global_step, next_obs=next_obs)
             run.save_checkpoint(run_dir, args, __file__, writer, state)

@@ -43,7 +43,7 @@ class Args:
     compile: bool = False
     """compile the update with `torch.compile`: faster after half a minute, slightly different rounding"""
     accelerate: Literal["auto", "on", "off"] = "auto"
-    """replay recorded operations: `auto` if this very file is proven exact, `on` with audits, `off` never"""
+    """repeat recorded operations: `auto` in files proven to give the same bits, `on` in all, audited, `off` never"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -59,7 +59,7 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
+    """environment steps between checkpoints, at most ten minutes apart (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -120,7 +120,7 @@ def make_envs(env_id, num_envs, capture_video, run_dir):
     )
 
 
-def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weights, constant biases
+def layer_init(layer, std=2**0.5, bias_const=0.0):  # detail 2: orthogonal weights, scaled by std
     nn.init.orthogonal_(layer.weight, std)
     nn.init.constant_(layer.bias, bias_const)
     return layer
@@ -286,7 +286,7 @@ if __name__ == "__main__":
         sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
     q_network = QNetwork(envs[0]).to(device)
     q_network.bf16 = args.bf16
-    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a replay does not see a float change
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a recorded update sees it change
     optimizer = torch.optim.Adam(q_network.parameters(), learning_rate, fused=True)  # rectified below: RAdam
 
     def update(mb_obs, mb_lstm_state, mb_actions, mb_returns, mb_valid):
@@ -309,7 +309,7 @@ if __name__ == "__main__":
     truncations = np.zeros(rollout_shape, dtype=bool)
     valid = np.zeros_like(terminations)  # steps that were played: not the resets of EnvPool
 
-    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
+    # State: what a checkpoint saves and a resumed run restores, in addition to flags and random generators
     state = {
         "global_step": 0,
         "next_obs": next_obs,
@@ -320,7 +320,7 @@ if __name__ == "__main__":
         "optimizer": optimizer,
     }
     if args.resume:
-        run.restore(checkpoint, state)  # in place; plain values are read from it below
+        run.restore(checkpoint, state)  # fills `state`, which is read below
     global_step = state["global_step"]
     next_obs = state["next_obs"]
     lstm_state = state["lstm_state"]
@@ -328,7 +328,7 @@ if __name__ == "__main__":
 
     turns = [(step, pool, column) for step in range(args.num_steps + 1) for pool, column in zip(envs, columns)]
     act = q_network.get_action
-    if run:  # may make both faster, with the same results; --compile compiles `update`
+    if run:  # may speed up `act` and `update`; only --compile changes the rounding of results
         act, update = run.accelerate(args, __file__, act, update, state)
         writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
@@ -343,7 +343,7 @@ if __name__ == "__main__":
             remaining = 1 - (iteration - 1) / args.num_iterations
             annealed_lr = remaining * args.learning_rate
 
-        # Rollout: it only chooses actions, epsilon-greedily. One forward pass after it gives all values.
+        # Rollout: it only chooses actions, epsilon-greedily. All values are computed after it, at once.
         initial_state = lstm_state.clone()
         for step, pool, column in turns:
             last = (step - 1, column)  # at step 0, this is the last step of the rollout before
@@ -381,7 +381,7 @@ if __name__ == "__main__":
         torch_valid = torch.as_tensor(valid, device=device)
         with torch.no_grad():
             values = q_network(obs, initial_state, torch_valid).amax(-1)  # (num_steps, num_envs)
-            next_values = values.roll(-1, dims=0)  # of the next step; some are set below
+            next_values = values.roll(-1, dims=0)  # V(s[t+1]); exceptions are set below
             b_next_obs = torch.as_tensor(next_obs).to(obs)  # to the dtype and device of obs
             next_q_values, _ = q_network.get_q_values(b_next_obs, lstm_state)
             next_values[-1] = next_q_values.amax(-1)
@@ -426,7 +426,7 @@ if __name__ == "__main__":
         if progress.disable and iteration % (args.num_iterations // 20 + 1) == 0:  # no terminal: 20 lines at most
             print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; then `save_checkpoint` also ends the program
         if run and run.checkpoint_due(args, global_step, args.batch_size):
             state.update(global_step=global_step, next_obs=next_obs, lstm_state=lstm_state)
             run.save_checkpoint(run_dir, args, __file__, writer, state)

@@ -53,7 +53,7 @@ class Args:
     compile: bool = False
     """compile the update with `torch.compile`: faster after half a minute, slightly different rounding"""
     accelerate: Literal["auto", "on", "off"] = "auto"
-    """replay recorded operations: `auto` if this very file is proven exact, `on` with audits, `off` never"""
+    """repeat recorded operations: `auto` in files proven to give the same bits, `on` in all, audited, `off` never"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -69,7 +69,7 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
+    """environment steps between checkpoints, at most ten minutes apart (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -216,7 +216,7 @@ class ReplayBuffer:
 
     def __init__(self, size, obs_dim, action_dim, device):
         self.widths = [obs_dim, obs_dim, action_dim, 1, 1]
-        self.rows = np.zeros((size, sum(self.widths)))  # float64, as rewards are
+        self.rows = np.zeros((size, sum(self.widths)))  # float64: nothing is rounded
         self.num_added = 0
         self.device = device  # where minibatches go; the rows stay in main memory
         self.frames = torch.from_numpy(np.zeros((size + size // 25 + 1000, 84, 84), np.uint8)).to(device)
@@ -271,7 +271,7 @@ def linear_schedule(start_e, end_e, duration, step):
 
 
 def dqn_loss(q_values, next_q_values, actions, rewards, terminations, gamma):
-    """The loss of a minibatch (Mnih et al. 2015, algorithm 1), and what to log. Only terminations end the rewards."""
+    """The loss of a minibatch (Mnih et al. 2015, algorithm 1), and what to log. Truncated episodes bootstrap."""
     td_target = rewards + gamma * next_q_values.amax(-1, keepdim=True) * (1 - terminations)
     taken_q_values = q_values.gather(-1, actions.long())
     td_loss = ((taken_q_values - td_target) ** 2).mean()
@@ -389,7 +389,7 @@ if __name__ == "__main__":
         except Exception as error:  # no such file, or the tensors of another network
             reason = " ".join(str(error).split())
             sys.exit(f"the teacher {teacher_path} is no model of dqn_atari.py for {args.env_id}: {reason}")
-    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a replay does not see a float change
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a recorded update sees it change
     optimizer = torch.optim.Adam(q_network.parameters(), learning_rate, fused=True)
 
     def update(mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, distill_coeff):
@@ -410,7 +410,7 @@ if __name__ == "__main__":
     # Storage: a replay buffer of the student and one of the teacher
     next_obs, _ = envs.reset(seed=args.seed)
     teacher_size = min(args.buffer_size, args.teacher_steps)
-    if run:  # checks first that the buffer fits into memory
+    if run:  # checks that it fits into memory, and chooses the device
         buffer = run.place_buffer(ReplayBuffer, args.buffer_size, next_obs.shape[1], 1, device=device)
         teacher_buffer = run.place_buffer(
             ReplayBuffer, teacher_size, next_obs.shape[1], 1, device=device, flag="--teacher-steps", beside=buffer
@@ -419,7 +419,7 @@ if __name__ == "__main__":
         buffer = ReplayBuffer(args.buffer_size, next_obs.shape[1], 1, device)
         teacher_buffer = ReplayBuffer(teacher_size, next_obs.shape[1], 1, device)
 
-    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
+    # State: what a checkpoint saves and a resumed run restores, in addition to flags and random generators
     state = {
         "phase": "teacher",  # which plays first; then "student"
         "global_step": 0,  # the student's updates offline, plus its environment steps online
@@ -436,7 +436,7 @@ if __name__ == "__main__":
         "teacher_buffer": teacher_buffer,
     }
     if args.resume:
-        run.restore(checkpoint, state)  # in place; plain values are read from it below
+        run.restore(checkpoint, state)  # fills `state`, which is read below
         if state["next_obs"] is not checkpoint["next_obs"]:
             buffer.stacks.clear()  # environments that cannot be restored start new episodes
             teacher_buffer.stacks.clear()
@@ -447,7 +447,7 @@ if __name__ == "__main__":
     distill_coeff = state["distill_coeff"]
 
     act = q_network.get_action
-    if run:  # may make both faster, with the same results; --compile compiles `update`
+    if run:  # may speed up `act` and `update`; only --compile changes the rounding of results
         act, update = run.accelerate(args, __file__, act, update, state)
         writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
@@ -510,7 +510,7 @@ if __name__ == "__main__":
     print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
     exploration_steps = max(args.exploration_fraction * args.total_timesteps, 1)
     stats = {}
-    logged_step = global_step  # the run goes on from here
+    logged_step = global_step  # of the last log; a resumed run goes on from here
     start_time = time.perf_counter()
     for global_step in range(logged_step + args.num_envs, last_step + 1, args.num_envs):
         # Act: epsilon-greedily, each environment on its own
@@ -518,9 +518,9 @@ if __name__ == "__main__":
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
         actions = epsilon_greedy(act, obs, epsilon, num_actions, device)
 
-        # Learn: for each step of this round, one per environment. A GPU computes it while the environments step.
+        # Learn: before the environments step, so that a GPU works at the same time. A round is `num_envs` steps.
         online_step = global_step - args.offline_steps
-        if online_step > args.learning_starts and buffer.num_added > 0:  # it is empty at first
+        if online_step > args.learning_starts and buffer.num_added > 0:  # empty in the first round
             for step in range(global_step - args.num_envs + 1, global_step + 1):
                 if step % args.train_frequency == 0:
                     minibatch = [x.to(device) for x in buffer.sample(args.batch_size)]
@@ -561,7 +561,7 @@ if __name__ == "__main__":
             if progress.disable and global_step % print_frequency < args.num_envs:
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; then `save_checkpoint` also ends the program
         if run and run.checkpoint_due(args, online_step, args.num_envs):
             state.update(global_step=global_step, next_obs=next_obs)
             run.save_checkpoint(run_dir, args, __file__, writer, state)

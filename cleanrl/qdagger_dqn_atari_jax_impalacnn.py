@@ -70,7 +70,7 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
+    """environment steps between checkpoints, at most ten minutes apart (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -264,7 +264,7 @@ def linear_schedule(start_e, end_e, duration, step):
 
 
 def dqn_loss(q_values, next_q_values, actions, rewards, terminations, gamma):  # differs from dqn.py: in JAX
-    """The loss of a minibatch (Mnih et al. 2015, algorithm 1), and what to log. Only terminations end the rewards."""
+    """The loss of a minibatch (Mnih et al. 2015, algorithm 1), and what to log. Truncated episodes bootstrap."""
     td_target = rewards + gamma * next_q_values.max(-1, keepdims=True) * (1 - terminations)
     taken_q_values = jnp.take_along_axis(q_values, actions.astype(int), axis=-1)
     td_loss = ((taken_q_values - td_target) ** 2).mean()
@@ -424,7 +424,7 @@ if __name__ == "__main__":
 
     # Storage: a replay buffer of the student and one of the teacher
     teacher_size = min(args.buffer_size, args.teacher_steps)
-    if run:  # checks first that the buffer fits into memory
+    if run:  # checks that it fits into memory, and chooses the device
         buffer = run.place_buffer(ReplayBuffer, args.buffer_size, next_obs.shape[1], 1)
         teacher_buffer = run.place_buffer(
             ReplayBuffer, teacher_size, next_obs.shape[1], 1, flag="--teacher-steps", beside=buffer
@@ -433,7 +433,7 @@ if __name__ == "__main__":
         buffer = ReplayBuffer(args.buffer_size, next_obs.shape[1], 1)
         teacher_buffer = ReplayBuffer(teacher_size, next_obs.shape[1], 1)
 
-    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
+    # State: what a checkpoint saves and a resumed run restores, in addition to flags and random generators
     state = {
         "phase": "teacher",  # which plays first; then "student"
         "global_step": 0,  # the student's updates offline, plus its environment steps online
@@ -525,7 +525,7 @@ if __name__ == "__main__":
     print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
     exploration_steps = max(args.exploration_fraction * args.total_timesteps, 1)
     stats = {}
-    logged_step = global_step  # the run goes on from here
+    logged_step = global_step  # of the last log; a resumed run goes on from here
     start_time = time.perf_counter()
     for global_step in range(logged_step + args.num_envs, last_step + 1, args.num_envs):
         # Act: epsilon-greedily, each environment on its own
@@ -533,9 +533,9 @@ if __name__ == "__main__":
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
         actions = epsilon_greedy(act, train_state.params, obs, epsilon, num_actions)
 
-        # Learn: for each step of this round, one per environment. A GPU computes it while the environments step.
+        # Learn: before the environments step, so that a GPU works at the same time. A round is `num_envs` steps.
         online_step = global_step - args.offline_steps
-        if online_step > args.learning_starts and buffer.num_added > 0:  # it is empty at first
+        if online_step > args.learning_starts and buffer.num_added > 0:  # empty in the first round
             for step in range(global_step - args.num_envs + 1, global_step + 1):
                 if step % args.train_frequency == 0:
                     mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = buffer.sample(args.batch_size)
@@ -584,7 +584,7 @@ if __name__ == "__main__":
             if progress.disable and global_step % print_frequency < args.num_envs:
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; then `save_checkpoint` also ends the program
         if run and run.checkpoint_due(args, online_step, args.num_envs):
             state.update(
                 global_step=global_step, next_obs=next_obs, train_state=train_state, distill_coeff=distill_coeff

@@ -50,7 +50,7 @@ class Args:
     compile: bool = False
     """compile the update with `torch.compile`: faster after half a minute, slightly different rounding"""
     accelerate: Literal["auto", "on", "off"] = "auto"
-    """replay recorded operations: `auto` if this very file is proven exact, `on` with audits, `off` never"""
+    """repeat recorded operations: `auto` in files proven to give the same bits, `on` in all, audited, `off` never"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -66,7 +66,7 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
+    """environment steps between checkpoints, at most ten minutes apart (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -235,7 +235,7 @@ class ReplayBuffer:
 
     def __init__(self, size, obs_dim, action_dim, n_step, gamma, device):
         self.widths = [obs_dim, obs_dim, action_dim, 1, 1]
-        self.rows = np.zeros((size, sum(self.widths)))  # float64, as rewards are
+        self.rows = np.zeros((size, sum(self.widths)))  # float64: nothing is rounded
         self.num_added = 0
         self.device = device  # where minibatches go; the rows stay in main memory
         self.frames = torch.from_numpy(np.zeros((size + size // 25 + 1000, 84, 84), np.uint8)).to(device)
@@ -410,7 +410,7 @@ if __name__ == "__main__":
     q_network = QNetwork(envs, atoms).to(device)
     target_network = QNetwork(envs, atoms).to(device)
     target_network.load_state_dict(q_network.state_dict())
-    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a replay does not see a float change
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor: a recorded update sees it change
     adam_epsilon = 1.5e-4  # as in the paper
     optimizer = torch.optim.Adam(q_network.parameters(), learning_rate, eps=adam_epsilon, fused=True)
 
@@ -430,14 +430,14 @@ if __name__ == "__main__":
 
     # Storage
     next_obs, _ = envs.reset(seed=args.seed)
-    if run:  # checks first that the buffer fits into memory
+    if run:  # checks that it fits into memory, and chooses the device
         buffer = run.place_buffer(
             ReplayBuffer, args.buffer_size, next_obs.shape[1], 1, args.n_step, args.gamma, device=device
         )
     else:
         buffer = ReplayBuffer(args.buffer_size, next_obs.shape[1], 1, args.n_step, args.gamma, device)
 
-    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
+    # State: what a checkpoint saves and a resumed run restores, in addition to flags and random generators
     state = {
         "global_step": 0,
         "next_obs": next_obs,
@@ -449,7 +449,7 @@ if __name__ == "__main__":
         "buffer": buffer,
     }
     if args.resume:
-        run.restore(checkpoint, state)  # in place; plain values are read from it below
+        run.restore(checkpoint, state)  # fills `state`, which is read below
         if state["next_obs"] is not checkpoint["next_obs"]:
             buffer.stacks.clear()  # environments that cannot be restored start new episodes
     global_step = state["global_step"]
@@ -457,7 +457,7 @@ if __name__ == "__main__":
     recent_returns = state["recent_returns"]
 
     act = q_network.get_action
-    if run:  # may make both faster, with the same results; --compile compiles `update`
+    if run:  # may speed up `act` and `update`; only --compile changes the rounding of results
         act, update = run.accelerate(args, __file__, act, update, state)
         writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
@@ -465,7 +465,7 @@ if __name__ == "__main__":
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
     print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
     stats = {}
-    logged_step = global_step  # the run goes on from here
+    logged_step = global_step  # of the last log; a resumed run goes on from here
     start_time = time.perf_counter()
     for global_step in range(logged_step + args.num_envs, args.total_timesteps + 1, args.num_envs):
         # Act: the noise of the network explores
@@ -473,10 +473,10 @@ if __name__ == "__main__":
         x = torch.from_numpy(obs).to(device, torch.float32)
         actions = act(x).cpu().numpy()
 
-        # Learn: for each step of this round, one per environment. A GPU computes it while the environments step.
+        # Learn: before the environments step, so that a GPU works at the same time. A round is `num_envs` steps.
         beta = linear_schedule(args.prioritized_replay_beta, 1.0, args.total_timesteps, global_step)
         learned = []  # rows, and their new priorities
-        if global_step > args.learning_starts and buffer.num_added > 0:  # it is empty at first
+        if global_step > args.learning_starts and buffer.num_added > 0:  # empty in the first round
             for step in range(global_step - args.num_envs + 1, global_step + 1):
                 if step % args.train_frequency == 0:
                     mb_inds = buffer.draw(args.batch_size)
@@ -524,7 +524,7 @@ if __name__ == "__main__":
             if progress.disable and global_step % print_frequency < args.num_envs:
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; then `save_checkpoint` also ends the program
         if run and run.checkpoint_due(args, global_step, args.num_envs):
             state.update(global_step=global_step, next_obs=next_obs)
             run.save_checkpoint(run_dir, args, __file__, writer, state)

@@ -44,7 +44,7 @@ class Args:
     compile: bool = False
     """compile the update with `torch.compile`: faster after half a minute, slightly different rounding"""
     accelerate: Literal["auto", "on", "off"] = "auto"
-    """replay recorded operations: `auto` if this very file is proven exact, `on` with audits, `off` never"""
+    """repeat recorded operations: `auto` in files proven to give the same bits, `on` in all, audited, `off` never"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -60,7 +60,7 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
+    """environment steps between checkpoints, at most ten minutes apart (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -90,7 +90,7 @@ class Args:
     target_network_frequency: int = 8000
     """environment steps between updates of the target networks"""
     alpha: float = 0.2
-    """the temperature (the weight of the entropy) without --autotune"""
+    """the temperature (the weight of the entropy) with --no-autotune"""
     autotune: bool = True
     """tune the temperature to a given entropy"""
     target_entropy_scale: float = 0.89
@@ -177,7 +177,7 @@ class ReplayBuffer:
 
     def __init__(self, size, obs_dim, action_dim, device):
         self.widths = [obs_dim, obs_dim, action_dim, 1, 1]
-        self.rows = np.zeros((size, sum(self.widths)))  # float64, as rewards are
+        self.rows = np.zeros((size, sum(self.widths)))  # float64: nothing is rounded
         self.num_added = 0
         self.device = device  # where minibatches go; the rows stay in main memory
         self.frames = torch.from_numpy(np.zeros((size + size // 25 + 1000, 84, 84), np.uint8)).to(device)
@@ -284,11 +284,11 @@ if __name__ == "__main__":
     qf2_target = QNetwork(envs).to(device)
     qf1_target.load_state_dict(qf1.state_dict())
     qf2_target.load_state_dict(qf2.state_dict())
-    # The temperature is what entropy is worth. Its logarithm is learned, so that it stays positive.
+    # The temperature is what entropy is worth. Learning its logarithm keeps it positive.
     initial_alpha = 1.0 if args.autotune else args.alpha
     log_alpha = nn.Parameter(torch.tensor(initial_alpha, device=device).log())
     target_entropy = args.target_entropy_scale * math.log(envs.single_action_space.n)
-    policy_lr = torch.tensor(args.policy_lr, device=device)  # a tensor: a replay does not see a float change
+    policy_lr = torch.tensor(args.policy_lr, device=device)  # a tensor: a recorded update sees it change
     q_lr = torch.tensor(args.q_lr, device=device)
     q_params = list(qf1.parameters()) + list(qf2.parameters())
     q_optimizer = torch.optim.Adam(q_params, q_lr, eps=1e-4, fused=True)
@@ -323,7 +323,7 @@ if __name__ == "__main__":
             qf2_next_values = qf2_target(mb_next_obs)
             # clipped double Q-learning (Fujimoto et al. 2018, eq. 10): the larger of two estimates is often too high
             next_q_values = torch.min(qf1_next_values, qf2_next_values)
-            next_q_values = next_q_values - log_alpha.exp() * next_logprobs  # entropy: the mean of -logprob
+            next_q_values = next_q_values - log_alpha.exp() * next_logprobs  # -logprob estimates the entropy
             # the expectation over the next actions: a sum, weighted with their probabilities
             next_q_values = (next_logprobs.exp() * next_q_values).sum(-1, keepdim=True)
             td_target = mb_rewards + args.gamma * next_q_values * (1 - mb_terminations)
@@ -347,12 +347,12 @@ if __name__ == "__main__":
 
     # Storage
     next_obs, _ = envs.reset(seed=args.seed)
-    if run:  # checks first that the buffer fits into memory
+    if run:  # checks that it fits into memory, and chooses the device
         buffer = run.place_buffer(ReplayBuffer, args.buffer_size, next_obs.shape[1], 1, device=device)
     else:
         buffer = ReplayBuffer(args.buffer_size, next_obs.shape[1], 1, device)
 
-    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
+    # State: what a checkpoint saves and a resumed run restores, in addition to flags and random generators
     state = {
         "global_step": 0,
         "next_obs": next_obs,
@@ -370,7 +370,7 @@ if __name__ == "__main__":
         "buffer": buffer,
     }
     if args.resume:
-        run.restore(checkpoint, state)  # in place; plain values are read from it below
+        run.restore(checkpoint, state)  # fills `state`, which is read below
         if state["next_obs"] is not checkpoint["next_obs"]:
             buffer.stacks.clear()  # environments that cannot be restored start new episodes
     global_step = state["global_step"]
@@ -378,7 +378,7 @@ if __name__ == "__main__":
     recent_returns = state["recent_returns"]
 
     act = actor.get_action
-    if run:  # may make both faster, with the same results; --compile compiles `update`
+    if run:  # may speed up `act` and `update`; only --compile changes the rounding of results
         act, update = run.accelerate(args, __file__, act, update, state)
         writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
@@ -386,7 +386,7 @@ if __name__ == "__main__":
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
     print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
     stats = {}
-    logged_step = global_step  # the run goes on from here
+    logged_step = global_step  # of the last log; a resumed run goes on from here
     start_time = time.perf_counter()
     for global_step in range(logged_step + args.num_envs, args.total_timesteps + 1, args.num_envs):
         # Act: at random until learning starts, then by the policy
@@ -397,8 +397,8 @@ if __name__ == "__main__":
         else:
             actions = np.random.randint(envs.single_action_space.n, size=args.num_envs)
 
-        # Learn: an update every few steps. A GPU computes it while the environments step.
-        if global_step > args.learning_starts and buffer.num_added > 0:  # it is empty at first
+        # Learn: an update every few steps, before the next one: a GPU computes while the environments step
+        if global_step > args.learning_starts and buffer.num_added > 0:  # empty in the first round
             for step in range(global_step - args.num_envs + 1, global_step + 1):
                 if step % args.update_frequency == 0:
                     minibatch = [x.to(device) for x in buffer.sample(args.batch_size)]
@@ -438,7 +438,7 @@ if __name__ == "__main__":
             if progress.disable and global_step % print_frequency < args.num_envs:
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; then `save_checkpoint` also ends the program
         if run and run.checkpoint_due(args, global_step, args.num_envs):
             state.update(global_step=global_step, next_obs=next_obs)
             run.save_checkpoint(run_dir, args, __file__, writer, state)

@@ -48,7 +48,7 @@ class Args:
     compile: bool = False
     """compile the update with `torch.compile`: faster after half a minute, slightly different rounding"""
     accelerate: Literal["auto", "on", "off"] = "auto"
-    """replay recorded operations: `auto` if this very file is proven exact, `on` with audits, `off` never"""
+    """repeat recorded operations: `auto` in files proven to give the same bits, `on` in all, audited, `off` never"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
@@ -64,7 +64,7 @@ class Args:
     hf_entity: str = ""
     """the user or organisation on the Hugging Face Hub"""
     checkpoint_frequency: int = 100_000
-    """environment steps between checkpoints, never over ten minutes (0: only when interrupted)"""
+    """environment steps between checkpoints, at most ten minutes apart (0: only when interrupted)"""
     resume: str | None = None
     """continue the run in this folder; other flags on the command line override the saved ones"""
 
@@ -94,7 +94,7 @@ class Args:
     target_network_frequency: int = 1
     """environment steps between updates of the target networks"""
     alpha: float = 0.2
-    """the temperature (the weight of the entropy) without --autotune"""
+    """the temperature (the weight of the entropy) with --no-autotune"""
     autotune: bool = True
     """tune the temperature towards an entropy of -1 per component of an action"""
 
@@ -108,7 +108,7 @@ def make_env(env_id, idx, capture_video, run_dir):
         space = env.action_space
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1 or not space.is_bounded():
             raise ValueError(f"its actions are {space}, not a bounded vector; try dqn.py or ppo_continuous_action.py")
-        env = gym.wrappers.FlattenObservation(env)  # a vector, and a copy, safe from resets
+        env = gym.wrappers.FlattenObservation(env)  # a vector, copied: resets may overwrite the original
         if is_filmed:
             env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
         env = gym.wrappers.RecordEpisodeStatistics(env)
@@ -156,7 +156,7 @@ class Actor(nn.Module):
 
     @torch.inference_mode()
     def get_action(self, x, deterministic=False):
-        u, log_std = self(x)  # without noise, u is its mean
+        u, log_std = self(x)  # the mean, until noise is added
         if not deterministic:
             u = u + log_std.exp() * torch.randn_like(u)
         action = u.tanh() * self.action_scale + self.action_bias
@@ -268,11 +268,11 @@ if __name__ == "__main__":
     qf2_target = QNetwork(envs).to(device)
     qf1_target.load_state_dict(qf1.state_dict())
     qf2_target.load_state_dict(qf2.state_dict())
-    # The temperature is what entropy is worth. Its logarithm is learned, so that it stays positive.
+    # The temperature is what entropy is worth. Learning its logarithm keeps it positive.
     initial_alpha = 1.0 if args.autotune else args.alpha
     log_alpha = nn.Parameter(torch.tensor(initial_alpha, device=device).log())
-    target_entropy = -envs.single_action_space.shape[0]  # that of a density may be negative
-    policy_lr = torch.tensor(args.policy_lr, device=device)  # a tensor: a replay does not see a float change
+    target_entropy = -envs.single_action_space.shape[0]  # a density can have a negative entropy
+    policy_lr = torch.tensor(args.policy_lr, device=device)  # a tensor: a recorded update sees it change
     q_lr = torch.tensor(args.q_lr, device=device)
     q_params = list(qf1.parameters()) + list(qf2.parameters())
     q_optimizer = torch.optim.Adam(q_params, q_lr, fused=True)
@@ -306,7 +306,7 @@ if __name__ == "__main__":
             qf2_next_values = qf2_target(mb_next_obs, next_actions)
             # clipped double Q-learning (Fujimoto et al. 2018, eq. 10): the larger of two estimates is often too high
             next_q_values = torch.min(qf1_next_values, qf2_next_values)
-            next_q_values = next_q_values - log_alpha.exp() * next_logprobs  # entropy: the mean of -logprob
+            next_q_values = next_q_values - log_alpha.exp() * next_logprobs  # -logprob estimates the entropy
             td_target = mb_rewards + args.gamma * next_q_values * (1 - mb_terminations)
         qf1_values = qf1(mb_obs, mb_actions)
         qf2_values = qf2(mb_obs, mb_actions)
@@ -324,7 +324,7 @@ if __name__ == "__main__":
         }
 
         if policy_is_due:
-            for _ in range(args.policy_frequency):  # catch up on the delayed actor updates
+            for _ in range(args.policy_frequency):  # catch up on the delayed updates, with this minibatch
                 stats |= update_actor(mb_obs)
         if targets_are_due:
             update_target(qf1_target, qf1, args.tau)
@@ -333,12 +333,12 @@ if __name__ == "__main__":
 
     # Storage
     next_obs, _ = envs.reset(seed=args.seed)
-    if run:  # checks first that the buffer fits into memory
+    if run:  # checks that it fits into memory, and chooses the device
         buffer = run.place_buffer(ReplayBuffer, args.buffer_size, next_obs.shape[1], envs.action_space.shape[1], device)
     else:
         buffer = ReplayBuffer(args.buffer_size, next_obs.shape[1], envs.action_space.shape[1], device)
 
-    # State: what a checkpoint saves and a resumed run restores, besides the flags and the random generators
+    # State: what a checkpoint saves and a resumed run restores, in addition to flags and random generators
     state = {
         "global_step": 0,
         "next_obs": next_obs,
@@ -356,13 +356,13 @@ if __name__ == "__main__":
         "buffer": buffer,
     }
     if args.resume:
-        run.restore(checkpoint, state)  # in place; plain values are read from it below
+        run.restore(checkpoint, state)  # fills `state`, which is read below
     global_step = state["global_step"]
     next_obs = state["next_obs"]
     recent_returns = state["recent_returns"]
 
     act = actor.get_action
-    if run:  # may make both faster, with the same results; --compile compiles `update`
+    if run:  # may speed up `act` and `update`; only --compile changes the rounding of results
         act, update = run.accelerate(args, __file__, act, update, state)
         writer = run.start(run_dir, args, __file__, global_step)  # Ctrl+C now saves a checkpoint
     else:
@@ -370,7 +370,7 @@ if __name__ == "__main__":
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
     print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
     stats = {}
-    logged_step = global_step  # the run goes on from here
+    logged_step = global_step  # of the last log; a resumed run goes on from here
     start_time = time.perf_counter()
     for global_step in range(logged_step + args.num_envs, args.total_timesteps + 1, args.num_envs):
         # Act: at random until learning starts, then by the policy
@@ -381,8 +381,8 @@ if __name__ == "__main__":
         else:
             actions = np.random.uniform(envs.action_space.low, envs.action_space.high).astype(np.float32)
 
-        # Learn: an update for each transition. A GPU computes it while the environments step.
-        if global_step > args.learning_starts and buffer.num_added > 0:  # it is empty at first
+        # Learn: an update for each transition, before the next step: a GPU computes while the environments step
+        if global_step > args.learning_starts and buffer.num_added > 0:  # empty in the first round
             for step in range(global_step - args.num_envs + 1, global_step + 1):
                 mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = buffer.sample(args.batch_size)
                 policy_is_due = step % args.policy_frequency == 0
@@ -421,7 +421,7 @@ if __name__ == "__main__":
             if progress.disable and global_step % print_frequency < args.num_envs:
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
-        # Checkpoint: regularly, and on Ctrl+C or SIGTERM, after which `save_checkpoint` ends the program
+        # Checkpoint: regularly, and on Ctrl+C or SIGTERM; then `save_checkpoint` also ends the program
         if run and run.checkpoint_due(args, global_step, args.num_envs):
             state.update(global_step=global_step, next_obs=next_obs)
             run.save_checkpoint(run_dir, args, __file__, writer, state)

@@ -160,7 +160,7 @@ def test_networks_are_those_of_the_published_files():
 def test_replay_buffer_is_that_of_dqn_in_single_precision():
     """A million transitions of Humanoid-v4 take 3 GB so, and 6 in double precision."""
     source = (ROOT / "cleanrl" / "dqn.py").read_text().partition("class ReplayBuffer")[2].partition("\n\n\n")[0]
-    source = source.replace("sum(self.widths)))  # float64, as rewards are", "sum(self.widths)), dtype=np.float32)")
+    source = source.replace("sum(self.widths)))  # float64: nothing is rounded", "sum(self.widths)), dtype=np.float32)")
     names = "obs, next_obs, actions, rewards, terminations"  # which dqn.py says once more
     source = source.replace(
         f"{names} = rows.float().split(self.widths, dim=-1)\n        return {names}\n",
