@@ -88,7 +88,7 @@ ZERO_GRAD = "        optimizer.zero_grad()\n"
 BACKWARD = "        loss.backward()\n"
 STEP = "        optimizer.step()\n"
 RETURN = "        return stats\n"
-PPO_LOOP = "        # Rollout: it only chooses"  # the beginning of an iteration
+PPO_LOOP = "        # Rollout: the policy only"  # the beginning of an iteration
 OTHER_LOOP = "        # Act: "  # the beginning of a step
 HALF_WAY = "if iteration == args.num_iterations // 2:"
 HALF_WAY_STEP = "if global_step == args.total_timesteps * 2 // 3:"
