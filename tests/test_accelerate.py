@@ -1184,6 +1184,17 @@ def test_compile_compiles_the_recording_of_a_proven_update_and_the_function_itse
     assert isinstance(compiled, Replayed) and compiled.compiled
 
 
+def test_compile_compiles_a_policy_only_if_it_is_proven(tmp_path, monkeypatch):
+    for choice in ("off", "auto"):
+        (act, _), (same_act, _) = accelerated(tmp_path, accelerate=choice, compile=True)
+        assert same_act is act
+    _, (act, _) = accelerated(tmp_path, accelerate="on", compile=True)
+    assert not act.compiled  # its audits compare bits
+    monkeypatch.setattr(acceleration.proofs, "why_not_proven", lambda script, device: "")
+    _, (act, _) = accelerated(tmp_path, accelerate="auto", compile=True)
+    assert act.compiled
+
+
 @pytest.mark.parametrize(
     "choice, is_proven, lines", [("auto", False, 2), ("on", False, 1), ("auto", True, 0), ("off", False, 0)]
 )
@@ -1203,34 +1214,45 @@ def test_compiling_an_unproven_update_on_a_gpu_is_said_to_be_slow(
 
 @devices
 def test_compiled_recording_learns_the_same_up_to_rounding(device, monkeypatch):
-    """With fused Adam, which `torch.compile` does not look into; learning rates that change are seen."""
+    """With fused Adam, which the compiler does not look into; learning rates that change are seen.
+
+    A target network is read and changed, before the optimizer's step and after it.
+    """
     monkeypatch.setattr("torch._inductor.config.fallback_random", True)  # the random numbers that eager code draws
     networks = []
 
     def train(is_compiled):
         seed()
-        network, rate = mlp(device), torch.tensor(0.1, device=device)
+        network, target, rate = mlp(device), mlp(device), torch.tensor(0.1, device=device)
         optimizer = torch.optim.Adam(network.parameters(), rate, fused=True)
+
+        @torch.no_grad()
+        def follow():
+            for x, y in zip(target.parameters(), network.parameters()):
+                x.lerp_(y, 0.3)
 
         def update(x):
             optimizer.zero_grad()
-            loss = network(x + torch.randn_like(x)).pow(2).mean()
+            goal = target(x).detach()
+            follow()
+            loss = (network(x + torch.randn_like(x)) - goal - target(x).detach()).pow(2).mean()
             loss.backward()
             nn.utils.clip_grad_norm_(network.parameters(), 0.5)
             optimizer.step()
+            follow()
             return loss.detach()
 
-        state = {"network": network, "optimizer": optimizer}
+        state = {"network": network, "target": target, "optimizer": optimizer}
         function = Replayed(update, state, audited=False, compiled=True) if is_compiled else update
         for i in range(CALLS):
             rate.fill_(0.1 / (i + 1))
             function(torch.randn(4, 3, device=device))
-        networks.append(network)
+        networks.append(nn.ModuleList([network, target]))
         return function
 
     train(is_compiled=False)
     assert replays_of(train(is_compiled=True))
-    for written, compiled in zip(networks[0].parameters(), networks[1].parameters()):
+    for written, compiled in zip(networks[0].parameters(), networks[1].parameters(), strict=True):
         torch.testing.assert_close(written, compiled)
 
 

@@ -3,7 +3,7 @@
 `--accelerate auto` replays them if the script is, to the byte, one whose replay was proven to give the same bits
 (cleanrl_utils/accelerate/proofs.py); any other script runs as it is written. `on` replays an edited script, too, with
 audits (audit.py). `off` runs every line as written. `--compile` compiles the update: the recording of a proven one, and
-the function itself in all other cases.
+the function itself in all other cases. On a CPU it also compiles the recording of a proven policy.
 """
 
 import os
@@ -34,7 +34,8 @@ def accelerate(args: Any, script: str, act: Callable, update: Callable, state: d
     if reason:
         say(reason)
         return act, compiled
-    act = Replayed(act, state, audited)
+    compiles_act = args.compile and not audited and device == "cpu"
+    act = Replayed(act, state, audited, compiled=compiles_act)
     if args.compile and audited:  # an audit of a compiled replay would find its other roundings
         update = compiled
     else:  # of a proven file the recording is compiled, which is faster

@@ -11,23 +11,29 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
+from cleanrl_utils.accelerate.compiled import compile_operations
 from cleanrl_utils.accelerate.recording import Operation, Recording, Slot, slots_in, tensors_in
 
 
 def make_program(recording: Recording, compiled: bool = False) -> Callable:
     """A function from input tensors to a list of output tensors and a list of gradients.
 
-    Compiled, it is faster and rounds differently. `torch.compile` cannot look into fused optimizers, so these stay.
+    Compiled, it is faster and rounds differently. On a GPU, `torch.compile` does that: what it checks in Python before
+    each call is no part of the CUDA graph. It cannot look into fused optimizers, so these stay.
     """
     fixed, operations = settle(recording)
+    results = [*recording.outputs, *(slot for _, slot in recording.gradients)]
+    on_cpu = all(x.device.type == "cpu" for x in recording.outer.values())
+    if compiled and on_cpu:
+        operations = compile_operations(operations, results)
     scope: dict[str, Any] = {f"fixed_{slot.number}": x for slot, x in fixed.items()}
     names = {slot: f"fixed_{slot.number}" for slot in fixed}
     names |= {slot: f"input_{slot.number}" for slot in recording.inputs}
-    results = [*recording.outputs, *(slot for _, slot in recording.gradients)]
     last_use = {slot: i for i, x in enumerate(operations) for slot in slots_in((x.args, x.kwargs, x.results))}
     lines = []
     for i, x in enumerate(operations):
-        scope[f"call_{i}"] = torch.compiler.disable(x.call) if compiled and "_fused_" in x.name else x.call
+        is_opaque = compiled and not on_cpu and "_fused_" in x.name
+        scope[f"call_{i}"] = torch.compiler.disable(x.call) if is_opaque else x.call
         arguments = [write(value, names, scope) for value in x.args]
         arguments += [f"{key}={write(value, names, scope)}" for key, value in x.kwargs.items()]
         target = name_results(x.results, names)
@@ -44,7 +50,7 @@ def make_program(recording: Recording, compiled: bool = False) -> Callable:
     namespace: dict[str, Any] = {}
     exec(source, namespace)
     program = namespace["make"](**scope)
-    return torch.compile(program, dynamic=False) if compiled else program
+    return torch.compile(program, dynamic=False) if compiled and not on_cpu else program
 
 
 def name_results(results: Any, names: dict[Slot, str]) -> str:
