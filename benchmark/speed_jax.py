@@ -1,6 +1,6 @@
 """Speed of the JAX files whose environments are compiled with them, against what they could reach at most.
 
-python benchmark/speed_jax.py --task rejax --rejax-python REJAX_VENV/bin/python   # needs `pip install rejax` there
+python benchmark/speed_jax.py --task rejax --rejax-python REJAX_VENV/bin/python   # pip install rejax 'gymnax<1' there
 python benchmark/speed_jax.py --task seeds --num-seeds 32                         # ppo_jax.py
 python benchmark/speed_jax.py --task robots --num-envs 4096                       # ppo_continuous_action_mjx.py
 python benchmark/speed_jax.py --task games --num-envs 8                           # ppo_atari_envpool_xla_jax_scan.py
