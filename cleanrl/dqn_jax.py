@@ -105,8 +105,7 @@ def make_env(env_id, idx, capture_video, run_dir):
         if action_space.start != 0:  # the policy counts actions from 0, this environment does not
             from_0 = gym.spaces.Discrete(action_space.n)
             env = gym.wrappers.TransformAction(env, lambda action: action + action_space.start, from_0)
-        if len(env.observation_space.shape or ()) != 1:  # numbers and matrices become vectors
-            env = gym.wrappers.FlattenObservation(env)
+        env = gym.wrappers.FlattenObservation(env)  # a vector, copied: resets may overwrite the original
         if is_filmed:
             env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
         env = gym.wrappers.RecordEpisodeStatistics(env)

@@ -153,6 +153,7 @@ def make_env(env_id, idx, capture_video, run_dir):
         env = ActionMask(env)
         if len(env.observation_space.shape or ()) != 1:  # numbers and matrices become vectors
             env = gym.wrappers.FlattenObservation(env)
+        env = gym.wrappers.TransformObservation(env, np.copy, None)  # resets may reuse the array
         if is_filmed:
             env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
         env = gym.wrappers.RecordEpisodeStatistics(env)
@@ -191,8 +192,7 @@ class Agent(nn.Module):
         num_actions = int(envs.single_action_space.n)
         obs_dim = envs.single_observation_space.shape[0] - num_actions
         self.obs_dim = obs_dim
-        # detail 13: policy and value function are separate networks
-        self.critic = mlp(obs_dim, 1, output_std=1.0)
+        self.critic = mlp(obs_dim, 1, output_std=1.0)  # detail 13: two networks, which share nothing
         self.actor = mlp(obs_dim, num_actions, output_std=0.01)  # nearly uniform at first
 
     def get_value(self, x):

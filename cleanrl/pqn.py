@@ -115,6 +115,7 @@ def make_env(env_id, idx, capture_video, run_dir):
             env = gym.wrappers.TransformAction(env, lambda action: action + action_space.start, from_0)
         if len(env.observation_space.shape or ()) != 1:  # numbers and matrices become vectors
             env = gym.wrappers.FlattenObservation(env)
+        env = gym.wrappers.TransformObservation(env, np.copy, None)  # resets may reuse the array
         if is_filmed:
             env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
         env = gym.wrappers.RecordEpisodeStatistics(env)

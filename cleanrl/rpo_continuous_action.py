@@ -125,6 +125,7 @@ def make_env(env_id, idx, capture_video, run_dir):
         env = gym.wrappers.ClipAction(env)  # differs from ppo.py: continuous detail 5, actions are executed clipped
         if len(env.observation_space.shape or ()) != 1:  # numbers and matrices become vectors
             env = gym.wrappers.FlattenObservation(env)
+        env = gym.wrappers.TransformObservation(env, np.copy, None)  # resets may reuse the array
         if is_filmed:
             env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
         env = gym.wrappers.RecordEpisodeStatistics(env)
@@ -161,8 +162,7 @@ class Agent(nn.Module):
         super().__init__()
         obs_dim = envs.single_observation_space.shape[0]
         num_actions = envs.single_action_space.shape[0]  # continuous detail 4 is detail 13
-        # detail 13: policy and value function are separate networks
-        self.critic = mlp(obs_dim, 1, output_std=1.0)
+        self.critic = mlp(obs_dim, 1, output_std=1.0)  # detail 13: two networks, which share nothing
         self.actor = mlp(obs_dim, num_actions, output_std=0.01)  # nearly uniform at first
         self.actor_logstd = nn.Parameter(torch.zeros(num_actions))  # continuous detail 2: not from a network
         self.obs_mean = nn.Buffer(torch.zeros(obs_dim))  # differs from ppo.py: statistics, saved with the model

@@ -6,6 +6,7 @@ test_checks.py.
 
 import dataclasses
 import fcntl
+import importlib
 import json
 import os
 import pty
@@ -15,6 +16,7 @@ import sys
 import termios
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -199,3 +201,41 @@ def test_value_of_a_truncated_episode_is_that_of_one_that_goes_on(runner, env_id
     policy = load_policy(next(run_dir.glob("*.safetensors")), envs)
     agent = policy.__closure__[policy.__code__.co_freevars.index("agent")].cell_contents
     assert agent.get_value(torch.ones(1, 1)).item() == pytest.approx(value, rel=0.05)
+
+
+class OneArray(gym.Env):
+    """Counts its steps in one array, which it returns from `step` and `reset` alike, and is cut off after three."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def __init__(self, action_space):
+        self.action_space = action_space
+        self.array = np.zeros(2, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.array[:] = 0
+        return self.array, {}
+
+    def step(self, action):
+        self.array += 1
+        return self.array, 0.0, False, self.array[0] == 3, {}
+
+
+gym.register("OneArrayDiscrete-v0", OneArray, kwargs={"action_space": gym.spaces.Discrete(2)})
+gym.register("OneArrayBox-v0", OneArray, kwargs={"action_space": gym.spaces.Box(-1, 1, (1,))})
+DISCRETE = ["ppo", "pqn", "dqn", "c51", "dqn_jax", "c51_jax"]
+ROBOTS = ["ppo", "rpo", "ddpg", "td3", "sac"]
+CONTINUOUS = [f"{name}_continuous_action" for name in ROBOTS] + [f"{name}_continuous_action_jax" for name in ROBOTS[2:]]
+
+
+@pytest.mark.parametrize("name", DISCRETE + CONTINUOUS)
+def test_last_observation_survives_the_reset_of_an_environment_that_reuses_its_array(name):
+    if name.endswith("jax"):
+        pytest.importorskip("jax")
+    kind = "Discrete" if name in DISCRETE else "Box"
+    envs = importlib.import_module(f"cleanrl.{name}").make_envs(f"OneArray{kind}-v0", 2, False, "")
+    envs.reset(seed=1)
+    for _ in range(3):
+        next_obs, _, _, _, infos = envs.step(envs.action_space.sample())
+    assert np.array_equal(next_obs, np.zeros((2, 2)))
+    assert np.array_equal(np.stack(infos["final_obs"]), np.full((2, 2), 3.0))

@@ -195,8 +195,8 @@ def test_ratios_of_the_first_minibatch_are_one(runner):
     assert max(abs(value) for _, value in logged["losses/approx_kl"] + logged["losses/clipfrac"]) < 1e-6
 
 
-# Runs a script for one rollout with an environment whose observations count its steps. It reuses one array for them and
-# is cut off after ten steps, so that a reference to its last observation soon shows another one.
+# Runs a script for one rollout with an environment whose observations count its steps. It reuses one array for all of
+# them, also when it is reset, and is cut off after ten steps: a reference to its last observation soon shows another.
 REUSE = """
 import runpy, sys
 import gymnasium as gym, numpy as np, torch
@@ -208,8 +208,8 @@ class Reuse(gym.Env):
     array = np.zeros(1, np.float32)
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
-        self.count = 0
-        return np.zeros(1, np.float32), {}
+        self.count = self.array[0] = 0
+        return self.array, {}
     def step(self, action):
         self.count += 1
         self.array[0] = self.count
