@@ -294,7 +294,7 @@ if __name__ == "__main__":
         return train_state._replace(target_params=target_params)
 
     # Storage
-    if run:  # checks that it fits into memory, and chooses the device
+    if run:  # checks first that it fits into memory
         buffer = run.place_buffer(ReplayBuffer, args.buffer_size, next_obs.shape[1], 1)
     else:
         buffer = ReplayBuffer(args.buffer_size, next_obs.shape[1], 1)

@@ -424,7 +424,7 @@ if __name__ == "__main__":
 
     # Storage: a replay buffer of the student and one of the teacher
     teacher_size = min(args.buffer_size, args.teacher_steps)
-    if run:  # checks that it fits into memory, and chooses the device
+    if run:  # checks first that it fits into memory
         buffer = run.place_buffer(ReplayBuffer, args.buffer_size, next_obs.shape[1], 1)
         teacher_buffer = run.place_buffer(
             ReplayBuffer, teacher_size, next_obs.shape[1], 1, flag="--teacher-steps", beside=buffer
