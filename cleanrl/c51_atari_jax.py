@@ -279,7 +279,7 @@ if __name__ == "__main__":
         from cleanrl_utils import run
 
         args = run.parse_args(Args)
-    except ImportError:
+    except ModuleNotFoundError:
         run = None
         args = tyro.cli(Args)
         if args.resume or args.track or args.upload_model:

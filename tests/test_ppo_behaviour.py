@@ -185,6 +185,15 @@ def test_copied_out_file_trains_in_an_empty_folder_without_the_repository(runner
     assert result.returncode != 0 and "install cleanrl_utils" in result.stderr
 
 
+def test_a_broken_cleanrl_utils_is_an_error_and_not_a_training_without_checkpoints(runner):
+    (runner.folder / "cleanrl_utils").mkdir()
+    (runner.folder / "cleanrl_utils" / "__init__.py").write_text("")
+    (runner.folder / "cleanrl_utils" / "run.py").write_text("from json import no_such_name")
+    result = runner.run(PPO, *SHORT, modules=runner.folder, check=False)
+    assert result.returncode != 0 and "no_such_name" in result.stderr
+    assert not (runner.folder / "runs").exists()
+
+
 # Truncation
 
 

@@ -420,7 +420,7 @@ def test_own_environment_is_trained_and_each_episode_logged_at_its_own_step(runn
 @pytest.mark.slow
 def test_copied_file_trains_without_cleanrl_utils(runner):
     shutil.copy(PPO, runner.folder / "mine.py")
-    (runner.folder / "cleanrl_utils.py").write_text("raise ImportError")
+    (runner.folder / "cleanrl_utils.py").write_text("raise ModuleNotFoundError")
     process = runner.start("mine.py", *SHORT, "--num-seeds", 2, modules=runner.folder)
     said = process.communicate()
     assert process.returncode == 0, said

@@ -1,1 +1,1 @@
-raise ImportError("a machine without the repository")
+raise ModuleNotFoundError("a machine without the repository")
