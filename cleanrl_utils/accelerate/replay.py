@@ -14,8 +14,6 @@ from cleanrl_utils.accelerate.variables import PLAIN, plain_function
 
 MAX_RECORDINGS = 4  # of calls with alike inputs: the first may differ, as optimizers make their moments in it
 MAX_KINDS = 16  # of inputs
-
-
 running: list["Replayed"] = []  # one, or none
 
 
@@ -42,34 +40,26 @@ class Replayed:
             return self.function(*inputs, **named)
         running.append(self)
         try:
-            return self.replay_or_record(inputs, named)
+            kind = tuple([(x.shape, x.stride(), x.dtype) if isinstance(x, torch.Tensor) else x for x in inputs])
+            if named or not all(isinstance(x, (torch.Tensor, *PLAIN)) for x in inputs):
+                self.say("it is called with inputs by name, or with others than tensors and constants")
+                return self.function(*inputs, **named)
+            replay = self.replays.get((kind, self.modes()))
+            return replay(*inputs) if replay else self.record((kind, self.modes()), inputs)
         finally:
             running.pop()
-
-    def replay_or_record(self, inputs: tuple, named: dict) -> Any:
-        kind = tuple([(x.shape, x.stride(), x.dtype) if isinstance(x, torch.Tensor) else x for x in inputs])
-        try:
-            replay = self.replays.get((kind, self.modes()))
-        except TypeError:  # a list, say, cannot be a key
-            replay = None
-        if replay is None or named:
-            return self.record((kind, self.modes()), inputs, named)
-        return replay(*inputs)
 
     def modes(self) -> tuple:
         return tuple([module.training for module in self.modules])
 
-    def record(self, kind: tuple, inputs: tuple, named: dict) -> Any:
-        if named or not all(isinstance(x, (torch.Tensor, *PLAIN)) for x in inputs):
-            self.say("it is called with inputs by name, or with others than tensors and constants")
-            return self.function(*inputs, **named)
+    def record(self, kind: tuple, inputs: tuple) -> Any:
         if kind not in self.recordings and len(self.recordings) + len(self.replays) == MAX_KINDS:
             self.say(f"it is called with more than {MAX_KINDS} kinds of inputs")
             return self.function(*inputs)
-        outputs, recording = record(self.function, inputs, self.state, edited=self.audited, finds_fast=True)
+        outputs, recording = record(self.function, inputs, self.state, self.audited, fixes_views=not self.compiled)
         recordings = self.recordings.setdefault(kind, [])
         recordings.append(recording)
-        if not recording.obstacle and len(recordings) > 1 and recording.same_as(recordings[-2]):
+        if not recording.obstacle and len(recordings) > 1 and recording.facts == recordings[-2].facts:
             self.replays[kind] = self.make_replay(recording, inputs)
         elif len(recordings) == MAX_RECORDINGS:
             self.replays[kind] = self.function
@@ -80,7 +70,7 @@ class Replayed:
 
     def make_replay(self, recording: Recording, inputs: tuple) -> Callable:
         try:
-            replay = make_replay(recording, inputs, self.audited, self.compiled)
+            replay = make_replay(recording, tensors_in(inputs), self.audited, self.compiled)
         except RuntimeError as error:  # a CUDA graph cannot hold everything
             self.say(f"it cannot be captured ({str(error).splitlines()[0]})")
             return self.function
@@ -103,20 +93,23 @@ class Replayed:
             running.pop()
 
 
-def make_replay(recording: Recording, inputs: tuple, audited: bool = False, compiled: bool = False) -> Callable:
+def make_replay(recording: Recording, inputs: list[torch.Tensor], audited: bool, compiled: bool) -> Callable:
     """A function with the inputs, outputs and effects of the one that was recorded.
 
     On a CPU, what autograd would note of each operation takes a tenth of the time. `inference_mode` leaves that out,
     but then outside of it, nothing may change the results in place, which an edited script may do.
     """
-    program = make_program(recording, compiled)
-    mode = torch.no_grad() if audited else torch.inference_mode()
-    if any(x.is_cuda for x in (*tensors_in(inputs), *recording.outer.values())):
-        own_inputs = [copy_of(x) for x in tensors_in(inputs)]
-        if compiled:  # while a graph is captured, nothing can be compiled
+    on_gpu = any(x.is_cuda for x in (*inputs, *recording.fixed))
+    needs_no_mode = audited and not any(x.is_inference() for x in recording.fixed)
+    mode = torch.no_grad() if on_gpu or needs_no_mode else torch.inference_mode()
+    program = make_program(recording, inputs, not audited, compiled)
+    if on_gpu:
+        own_inputs = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in inputs]
+        for own, x in zip(own_inputs, inputs):
+            own.copy_(x)
+        if compiled:  # the first call tunes the kernels, which cannot be done while a graph is captured
             warm_up(program, own_inputs, recording)
         program = capture(program, own_inputs)
-        mode = torch.no_grad()
     parameters = [x for x, _ in recording.gradients]
     structure = recording.structure
     is_single = structure.is_leaf()
@@ -131,14 +124,9 @@ def make_replay(recording: Recording, inputs: tuple, audited: bool = False, comp
     return replay
 
 
-def copy_of(x: torch.Tensor) -> torch.Tensor:
-    """A tensor with the same contents and strides, in memory of its own."""
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
-
-
 def warm_up(program: Callable, inputs: list[torch.Tensor], recording: Recording) -> None:
-    """Run a program once, which compiles it, and undo what it did to parameters, optimizers and random numbers."""
-    touched = {f"tensor {i}": x for i, x in enumerate(recording.outer.values())}
+    """Run a program once, and undo what it did to parameters, optimizers and random numbers."""
+    touched = {f"tensor {i}": x for i, x in enumerate(recording.outer)}
     before = Snapshot(touched)
     program(*inputs)
     before.restore(Snapshot(touched))
