@@ -25,7 +25,7 @@ class Audit:
     def __init__(self, function: Callable, state: dict, recording: Recording, replay: Callable):
         self.function, self.state, self.recording, self.replay = function, state, recording, replay
         known = {id(x) for x in named_tensors(state).values()}
-        unknown = [x for x in recording.outer if id(x) not in known]
+        unknown = [x for x in recording.outer.values() if id(x) not in known]
         self.outer = {f"tensor {i} from outside the state": x for i, x in enumerate(unknown)}
         self.calls = 0
         self.passed = 0  # the last call that was audited

@@ -5,7 +5,6 @@ asked to make them faster. `torch.compile` would read Python and check before ea
 recording needs neither: it is a list of operations, and `Replayed` knows its inputs already.
 """
 
-import importlib
 import types
 from collections.abc import Callable
 from functools import cache
@@ -21,24 +20,43 @@ BUILTIN = types.BuiltinFunctionType | types.MethodDescriptorType
 COMPILER_OPTIONS = {"cpp_wrapper": True, "size_asserts": False, "fallback_random": True}
 
 
-def make_program(recording: Recording, inputs: list[torch.Tensor], proven: bool, compiled: bool = False) -> Callable:
-    """A function from input tensors to output tensors and gradients."""
-    for node in recording.graph.nodes:
-        if node.op == "call_function" and compiled:
-            node.target = OPEN.get(node.target, node.target)
-        elif node.op == "call_function" and proven:
+def make_program(recording: Recording, proven: bool) -> Callable:
+    """A function from input tensors to a list of output tensors and a list of gradients.
+
+    Tensors from outside, and results that are known already, become default values of its last parameters.
+    """
+    graph, held = recording.graph, {node: x.detach() for node, x in recording.outer.items()}
+    for node, x in recording.known.items():
+        with graph.inserting_before(node):
+            parameter = graph.placeholder(f"known_{node.name}")
+        node.replace_all_uses_with(parameter)
+        graph.erase_node(node)
+        held[parameter] = x
+    for node in graph.nodes:
+        if node.op == "call_function" and proven:
             node.target = fast(node.target)
-    forward = fx.GraphModule({}, recording.graph).forward
-    fixed, count = recording.fixed, recording.structure.num_leaves
-    if compiled:
-        on_cpu = all(x.device.type == "cpu" for x in (*inputs, *fixed))
-        options = COMPILER_OPTIONS | {"cpp_wrapper": on_cpu}
-        inductor = importlib.import_module("torch._inductor")  # not at the top, as that takes a second
-        forward = inductor.compile(forward.__self__, [*inputs, *fixed], options)
+    program = fx.GraphModule({}, graph).forward
+    program.__func__.__defaults__ = tuple([held[node] for node in graph.nodes if node in held])
+    return program
+
+
+def compile_program(recording: Recording, inputs: list[torch.Tensor]) -> Callable:
+    """The same function compiled, for inputs of these shapes: faster, with slightly different rounding."""
+    import torch._inductor  # not at the top, as that takes a second
+
+    graph, outer = recording.graph, [x.detach() for x in recording.outer.values()]
+    for node in graph.nodes:
+        if node.target in OPEN:
+            node.target = OPEN[node.target]
+    outputs, gradients = graph.output_node().args[0]
+    graph.output_node().args = ((*outputs, *gradients),)
+    on_cpu = all(x.device.type == "cpu" for x in (*inputs, *outer))
+    options = COMPILER_OPTIONS | {"cpp_wrapper": on_cpu}
+    compiled = torch._inductor.compile(fx.GraphModule({}, graph), [*inputs, *outer], options)
 
     def program(*inputs: torch.Tensor) -> tuple[list, list]:
-        results = forward(*inputs, *fixed)
-        return results[:count], results[count:]
+        results = compiled(*inputs, *outer)
+        return results[: len(outputs)], results[len(outputs) :]
 
     return program
 
@@ -49,9 +67,10 @@ def fast(op: Any) -> Callable:
 
     Functions of the same name may have other defaults, so this is only for scripts whose replay was proven.
     """
-    name = getattr(op, "_opname", "")
-    if "entropy" in name:  # the losses, which have other defaults indeed
+    schema = getattr(op, "_schema", None)
+    if schema is None or "reduction" in [x.name for x in schema.arguments]:  # losses do have other defaults
         return op
+    name = schema.name.removeprefix("aten::")
     namesakes = [getattr(home, name, None) for home in (torch, torch.Tensor, torch.nn.functional)]
     return next((x for x in namesakes if isinstance(x, BUILTIN)), op)
 
@@ -60,11 +79,9 @@ def norms(tensors: list[torch.Tensor], order: float) -> list[torch.Tensor]:
     return [torch.linalg.vector_norm(x, order) for x in tensors]
 
 
-def adam(
-    parameters, gradients, means, squares, _, steps, *, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize
-) -> None:
+def adam(parameters, gradients, means, squares, _, steps, *, lr, beta1, beta2, eps, **others) -> None:
     """One step of Adam (Kingma & Ba 2015, algorithm 1)."""
-    assert not (weight_decay or amsgrad or maximize), "no released file uses these"
+    assert not any(others.values()), "no released file uses weight decay, AMSGrad or maximizes"
     for x, gradient, mean, square, step in zip(parameters, gradients, means, squares, steps):
         mean.lerp_(gradient, 1 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
