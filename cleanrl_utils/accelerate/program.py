@@ -70,8 +70,10 @@ def fast(op: Any) -> Callable:
     schema = getattr(op, "_schema", None)
     if schema is None or "reduction" in [x.name for x in schema.arguments]:  # losses do have other defaults
         return op
-    name = schema.name.removeprefix("aten::")
-    namesakes = [getattr(home, name, None) for home in (torch, torch.Tensor, torch.nn.functional)]
+    homes = [torch, torch.nn.functional]
+    if schema.arguments and schema.arguments[0].name == "self":
+        homes.insert(0, torch.Tensor)  # its methods first: a program finds them faster than what is in a module
+    namesakes = [getattr(home, schema.name.removeprefix("aten::"), None) for home in homes]
     return next((x for x in namesakes if isinstance(x, BUILTIN)), op)
 
 
