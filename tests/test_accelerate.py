@@ -19,7 +19,7 @@ from cleanrl_utils import accelerate as acceleration
 from cleanrl_utils.accelerate import audit as audit_module
 from cleanrl_utils.accelerate import compile_update, replay, variables
 from cleanrl_utils.accelerate.audit import PERIOD, Audit, Snapshot
-from cleanrl_utils.accelerate.program import make_program, settle
+from cleanrl_utils.accelerate.program import make_program
 from cleanrl_utils.accelerate.recording import record
 from cleanrl_utils.accelerate.replay import MAX_KINDS, MAX_RECORDINGS, Replayed
 
@@ -471,30 +471,52 @@ def test_intermediate_tensors_are_freed_while_recording_and_while_replaying():
         counts.append(sum(type(x) is torch.Tensor and x.shape == (1000,) for x in gc.get_objects()))
         return torch.sum(*args, **kwargs)
 
-    recording.operations[-1].call = probe
-    make_program(recording)(torch.zeros(1000))
+    (last,) = recording.graph.find_nodes(op="call_function", target=torch.ops.aten.sum.default)
+    last.target = probe
+    make_program(recording, proven=True)(torch.zeros(1000))
     assert counts[0] <= 3  # the input, and what is summed
+
+
+def test_views_of_parameters_are_made_once_and_views_of_inputs_in_each_call():
+    weight, total = torch.randn(3, 2), torch.zeros(2, 3)
+
+    def function(x):
+        total[0].add_(x[0])
+        return x @ weight, weight.t().reshape(-1), total[0].clone()
+
+    state = {"weight": weight, "total": total}
+    _, recording = record(function, (torch.ones(4, 3),), state)
+    program = make_program(recording, proven=False)
+    names = [str(x.target) for x in recording.graph.nodes if x.op == "call_function"]
+    assert names.count("aten.t.default") == 0
+    assert names.count("aten.select.int") == 1  # x[0]
+    assert "aten.clone.default" in names or "aten._unsafe_view.default" in names  # the reshape copies
+    for _ in range(2):
+        weight.normal_()
+        before = total[0].clone()
+        (product, flat, row), _ = program(x := torch.randn(4, 3))
+        assert bits([product, flat, row]) == bits([x @ weight, weight.t().reshape(-1), before + x[0]])
 
 
 def test_constants_are_computed_once_unless_they_are_written_or_returned():
     def function(x):
         constant = torch.zeros_like(x) + 1
         written = torch.zeros_like(x)
+        read_before = written * 2
         written.add_(x)
+        read_after = written * 2
         returned = torch.ones_like(x)
-        return x * constant, written, returned
+        return x * constant + read_before, read_after, written, returned, returned.view(3, 1)
 
-    outputs, recording = record(function, (torch.full((3,), 5.0),), {})
-    fixed, remaining = settle(recording)
-    names = [x.name for x in remaining]
-    assert len(recording.operations) == 6
-    assert names.count("aten.add.Tensor") == 0  # zeros_like(x) + 1 is known
-    assert "aten.zeros_like.default" in names and "aten.ones_like.default" in names
-    program = make_program(recording)
+    _, recording = record(function, (torch.full((3,), 5.0),), {})
+    program = make_program(recording, proven=True)
+    names = [x.target.__name__ for x in recording.graph.nodes if x.op == "call_function"]
+    assert names == ["zeros_like", "add_", "mul", "ones_like", "mul", "add", "view"]  # zeros_like(x) + 1 is known
     for value in (5.0, 6.0):
-        (product, written, returned), _ = program(torch.full((3,), value))
-        assert product.tolist() == written.tolist() == [value] * 3
-        assert returned.tolist() == [1.0] * 3
+        (total, twice, written, returned, view), _ = program(torch.full((3,), value))
+        assert total.tolist() == written.tolist() == [value] * 3
+        assert twice.tolist() == [2 * value] * 3
+        assert returned.tolist() == view.flatten().tolist() == [1.0] * 3
         returned.zero_()  # does not reach the next call
         written.zero_()
 
@@ -503,7 +525,7 @@ def test_random_numbers_are_no_constants():
     def function(x):
         return x + torch.rand(3) + torch.zeros_like(x).uniform_()
 
-    program = make_program(record(function, (torch.zeros(3),), {})[1])
+    program = make_program(record(function, (torch.zeros(3),), {})[1], proven=True)
     results = [program(torch.zeros(3))[0][0].tolist() for _ in range(3)]
     assert results[0] != results[1] != results[2]
 
@@ -514,7 +536,7 @@ def test_parameters_are_seen_where_they_are_and_not_as_they_were():
     def function(x):
         return layer(x).detach()
 
-    program = make_program(record(function, (torch.ones(1, 2),), {"layer": layer})[1])
+    program = make_program(record(function, (torch.ones(1, 2),), {"layer": layer})[1], proven=True)
     nn.init.constant_(layer.weight, 3.0)
     nn.init.constant_(layer.bias, 1.0)
     assert program(torch.ones(1, 2))[0][0].tolist() == [[7.0, 7.0]]
@@ -746,6 +768,40 @@ def test_one_tensor_given_twice_is_an_obstacle():
         assert replayed(x, x).tolist() == [0.0] * 3
     for _ in range(CALLS):
         assert replayed(x, y).tolist() == [1.0] * 3
+
+
+def test_input_made_in_inference_mode_is_an_obstacle(capsys):
+    """Such a tensor cannot tell whether it was changed."""
+    with torch.inference_mode():
+        x = torch.ones(3)
+    replayed = Replayed(lambda x: x + 1, {"unused": torch.zeros(1)}, audited=True)
+    for _ in range(CALLS):
+        assert replayed(x).tolist() == [2.0] * 3
+    assert not replays_of(replayed)
+    assert "an input was made in inference mode" in capsys.readouterr().err
+
+
+def test_one_and_true_are_two_kinds_of_inputs():
+    replayed = Replayed(lambda x, scale: x * scale, {"unused": torch.zeros(1)}, audited=True)
+    x = torch.ones(2, dtype=torch.bool)
+    for _ in range(CALLS):
+        for scale in (1, True, 1.0):
+            assert replayed(x, scale).dtype == (x * scale).dtype
+    assert len(replays_of(replayed)) == 3
+
+
+def test_what_is_replayed_without_gradients_is_not_replayed_where_one_is_needed():
+    network = mlp("cpu")
+    replayed = Replayed(lambda x: network(x), {"network": network}, audited=True)
+    for _ in range(CALLS):
+        with torch.no_grad():
+            assert not replayed(torch.ones(1, 3)).requires_grad
+        assert replayed(torch.ones(1, 3)).requires_grad
+    assert len(replays_of(replayed)) == 1
+    replayed.last_audit()
+    network.append(nn.Tanh())
+    with pytest.raises(SystemExit):
+        replayed.last_audit()
 
 
 def test_function_that_does_something_else_each_time_is_recorded_four_times(monkeypatch, capsys):
@@ -1271,7 +1327,7 @@ def test_warming_up_a_program_leaves_everything_as_it_was():
     x = torch.randn(4, 3)
     for _ in range(2):  # in the first call the optimizer makes its moments
         _, recording = record(update, (x,), state)
-    program = make_program(recording)
+    program = make_program(recording, proven=True)
 
     def everything():
         gradients = [p.grad for p in network.parameters()]
@@ -1362,8 +1418,8 @@ def test_what_cannot_be_captured_runs_as_written(capsys, monkeypatch):
 
     make_program_of = replay.make_program
 
-    def make_program_that_waits(*arguments):
-        program = make_program_of(*arguments)
+    def make_program_that_waits(*arguments, **named):
+        program = make_program_of(*arguments, **named)
 
         def waiting(*inputs):
             outputs = program(*inputs)

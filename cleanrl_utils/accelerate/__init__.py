@@ -6,13 +6,13 @@ audits (audit.py). `off` runs every line as written. `--compile` compiles the up
 the function itself in all other cases. On a CPU it also compiles the recording of a proven policy.
 """
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from cleanrl_utils import ranks
 from cleanrl_utils.accelerate import proofs
 from cleanrl_utils.accelerate.replay import Replayed
 from cleanrl_utils.accelerate.variables import named_tensors
@@ -29,25 +29,18 @@ def accelerate(args: Any, script: str, act: Callable, update: Callable, state: d
         return act, compiled
     audited = args.accelerate == "on"
     reason = "" if audited else proofs.why_not_proven(script, device)
-    if args.compile and device == "cuda" and (audited or reason):
-        say("--compile: on a GPU this launches kernel by kernel; --accelerate on without --compile is likely faster")
+    if args.compile and device == "cuda" and (audited or reason) and ranks.is_first():
+        advice = "--accelerate on without --compile is likely faster"
+        print(f"--compile: on a GPU this launches kernel by kernel; {advice}", file=sys.stderr)
     if reason:
-        say(reason)
+        if ranks.is_first():
+            print(reason, file=sys.stderr)
         return act, compiled
-    compiles_act = args.compile and not audited and device == "cpu"
-    act = Replayed(act, state, audited, compiled=compiles_act)
+    replayed[:] = [Replayed(act, state, audited, compiled=args.compile and not audited and device == "cpu")]
     if args.compile and audited:  # an audit of a compiled replay would find its other roundings
-        update = compiled
-    else:  # of a proven file the recording is compiled, which is faster
-        update = Replayed(update, state, audited, compiled=args.compile)
-    replayed[:] = [x for x in (act, update) if isinstance(x, Replayed)]
-    return act, update
-
-
-def say(line: str) -> None:
-    """Once, where several processes train together."""
-    if os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr)
+        return replayed[0], compiled
+    replayed.append(Replayed(update, state, audited, compiled=args.compile))  # faster than the function compiled
+    return tuple(replayed)
 
 
 def compile_update(update: Callable, state: dict) -> Callable:
@@ -58,12 +51,10 @@ def compile_update(update: Callable, state: dict) -> Callable:
     """
     import torch._inductor.config
 
-    of_modules = {
-        id(x) for network in state.values() if isinstance(network, torch.nn.Module) for x in network.parameters()
-    }
+    networks = torch.nn.ModuleList(x for x in state.values() if isinstance(x, torch.nn.Module))
     optimizers = [x for x in state.values() if isinstance(x, torch.optim.Optimizer)]
     learned = [x for optimizer in optimizers for group in optimizer.param_groups for x in group["params"]]
-    torch._dynamo.config.trace_autograd_ops = all(id(x) in of_modules for x in learned)
+    torch._dynamo.config.trace_autograd_ops = set(networks.parameters()).issuperset(learned)
     torch._inductor.config.fallback_random = True  # the same random numbers as without it
     return torch.compile(update, dynamic=False)
 

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
 from torch.utils._pytree import tree_unflatten
 
 from cleanrl_utils.accelerate.audit import Audit, Snapshot
-from cleanrl_utils.accelerate.program import make_program
+from cleanrl_utils.accelerate.program import compile_program, make_program
 from cleanrl_utils.accelerate.recording import Recording, record, tensors_in
 from cleanrl_utils.accelerate.variables import PLAIN, plain_function
 
@@ -16,16 +17,12 @@ MAX_RECORDINGS = 4  # of calls with alike inputs: the first may differ, as optim
 MAX_KINDS = 16  # of inputs
 
 
-running: list["Replayed"] = []  # one, or none
-
-
 class Replayed:
     """A function that runs as written, and is recorded, until two calls did the same; from then on it is replayed.
 
-    There is a replay for each kind of inputs: the shapes and types of tensors, and the values of everything else; in an
-    edited script also for `train()` and `eval()` of its modules. A function that cannot be replayed goes on running as
-    it is written, and so do calls with inputs by name, or with others than tensors and constants, and calls that one
-    such function makes to another.
+    There is a replay for each kind of inputs, and in an edited script for `train()` and `eval()` of its modules. A
+    function that cannot be replayed goes on running as it is written, and so do calls with inputs by name, or with
+    others than tensors and constants.
     """
 
     def __init__(self, function: Callable, state: dict, audited: bool, compiled: bool = False):
@@ -38,39 +35,27 @@ class Replayed:
         self.said: set[str] = set()
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        if running:
+        if _len_torch_dispatch_stack():  # another function calls this one while it is recorded
             return self.function(*inputs, **named)
-        running.append(self)
-        try:
-            return self.replay_or_record(inputs, named)
-        finally:
-            running.pop()
-
-    def replay_or_record(self, inputs: tuple, named: dict) -> Any:
-        kind = tuple([(x.shape, x.stride(), x.dtype) if isinstance(x, torch.Tensor) else x for x in inputs])
-        try:
-            replay = self.replays.get((kind, self.modes()))
-        except TypeError:  # a list, say, cannot be a key
-            replay = None
-        if replay is None or named:
-            return self.record((kind, self.modes()), inputs, named)
-        return replay(*inputs)
-
-    def modes(self) -> tuple:
-        return tuple([module.training for module in self.modules])
-
-    def record(self, kind: tuple, inputs: tuple, named: dict) -> Any:
-        if named or not all(isinstance(x, (torch.Tensor, *PLAIN)) for x in inputs):
+        kinds = tuple([kind_of(x) for x in inputs])
+        if named or None in kinds:
             self.say("it is called with inputs by name, or with others than tensors and constants")
             return self.function(*inputs, **named)
+        replay = self.replays.get((kinds, self.modes()))
+        return replay(*inputs) if replay else self.record((kinds, self.modes()), inputs)
+
+    def modes(self) -> tuple[bool, ...]:
+        return torch.is_grad_enabled(), *[module.training for module in self.modules]
+
+    def record(self, kind: tuple, inputs: tuple) -> Any:
         if kind not in self.recordings and len(self.recordings) + len(self.replays) == MAX_KINDS:
             self.say(f"it is called with more than {MAX_KINDS} kinds of inputs")
             return self.function(*inputs)
-        outputs, recording = record(self.function, inputs, self.state, edited=self.audited, finds_fast=True)
+        outputs, recording = record(self.function, inputs, self.state, edited=self.audited)
         recordings = self.recordings.setdefault(kind, [])
         recordings.append(recording)
-        if not recording.obstacle and len(recordings) > 1 and recording.same_as(recordings[-2]):
-            self.replays[kind] = self.make_replay(recording, inputs)
+        if not recording.obstacle and len(recordings) > 1 and recording.facts == recordings[-2].facts:
+            self.replays[kind] = self.make_replay(recording, tensors_in(inputs))
         elif len(recordings) == MAX_RECORDINGS:
             self.replays[kind] = self.function
             self.say(recording.obstacle or "it does something else in each call")
@@ -78,12 +63,23 @@ class Replayed:
             del self.recordings[kind]
         return outputs
 
-    def make_replay(self, recording: Recording, inputs: tuple) -> Callable:
+    def make_replay(self, recording: Recording, inputs: list[torch.Tensor]) -> Callable:
+        on_gpu = any(x.is_cuda for x in (*inputs, *recording.outer.values()))
         try:
-            replay = make_replay(recording, inputs, self.audited, self.compiled)
+            if self.compiled:
+                program = compile_program(recording, inputs)
+            else:
+                program = make_program(recording, proven=not self.audited)
+            if on_gpu:
+                program = capture(program, inputs, recording, warms_up=self.compiled)
         except RuntimeError as error:  # a CUDA graph cannot hold everything
             self.say(f"it cannot be captured ({str(error).splitlines()[0]})")
             return self.function
+        # What autograd would note takes a tenth of the time on a CPU. `inference_mode` leaves that out, but outside of
+        # it, nothing may change the results in place then, which an edited script may do
+        is_careful = self.audited and not any(x.is_inference() for x in recording.outer.values())
+        mode = torch.no_grad() if on_gpu or is_careful else torch.inference_mode()
+        replay = with_effects(program, recording, mode)
         return Audit(self.function, self.state, recording, replay) if self.audited else replay
 
     def say(self, reason: str) -> None:
@@ -94,29 +90,21 @@ class Replayed:
 
     def last_audit(self) -> None:
         """At the end of a run: audit once more, except what was replayed while modules were in another mode."""
-        running.append(self)
-        try:
-            for (_, modes), replay in self.replays.items():
+        for (_, modes), replay in self.replays.items():
+            with torch.set_grad_enabled(modes[0]):
                 if isinstance(replay, Audit) and modes == self.modes():
                     replay.last_time()
-        finally:
-            running.pop()
 
 
-def make_replay(recording: Recording, inputs: tuple, audited: bool = False, compiled: bool = False) -> Callable:
-    """A function with the inputs, outputs and effects of the one that was recorded.
+def kind_of(x: Any) -> Any:
+    """What must be the same for a replay: the shape and type of a tensor, the value of a constant. None for others."""
+    if isinstance(x, torch.Tensor):
+        return x.shape, x.stride(), x.dtype
+    return repr(x) if isinstance(x, PLAIN) else None
 
-    On a CPU, what autograd would note of each operation takes a tenth of the time. `inference_mode` leaves that out,
-    but then outside of it, nothing may change the results in place, which an edited script may do.
-    """
-    program = make_program(recording, compiled)
-    mode = torch.no_grad() if audited else torch.inference_mode()
-    if any(x.is_cuda for x in (*tensors_in(inputs), *recording.outer.values())):
-        own_inputs = [copy_of(x) for x in tensors_in(inputs)]
-        if compiled:  # while a graph is captured, nothing can be compiled
-            warm_up(program, own_inputs, recording)
-        program = capture(program, own_inputs)
-        mode = torch.no_grad()
+
+def with_effects(program: Callable, recording: Recording, mode: Any) -> Callable:
+    """A function with the inputs, outputs and effects of the one that was recorded."""
     parameters = [x for x, _ in recording.gradients]
     structure = recording.structure
     is_single = structure.is_leaf()
@@ -131,21 +119,11 @@ def make_replay(recording: Recording, inputs: tuple, audited: bool = False, comp
     return replay
 
 
-def copy_of(x: torch.Tensor) -> torch.Tensor:
-    """A tensor with the same contents and strides, in memory of its own."""
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
-
-
-def warm_up(program: Callable, inputs: list[torch.Tensor], recording: Recording) -> None:
-    """Run a program once, which compiles it, and undo what it did to parameters, optimizers and random numbers."""
-    touched = {f"tensor {i}": x for i, x in enumerate(recording.outer.values())}
-    before = Snapshot(touched)
-    program(*inputs)
-    before.restore(Snapshot(touched))
-
-
-def capture(program: Callable, own_inputs: list[torch.Tensor]) -> Callable:
+def capture(program: Callable, inputs: list[torch.Tensor], recording: Recording, warms_up: bool) -> Callable:
     """The program as a CUDA graph, which launches all its kernels at once; random numbers continue as without it."""
+    own_inputs = [x.new_empty_strided(x.shape, x.stride()).copy_(x) for x in inputs]
+    if warms_up:  # the first call tunes the kernels, which cannot be done while a graph is captured
+        warm_up(program, own_inputs, recording)
     graph = torch.cuda.CUDAGraph()
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     generator_before = generator.clone_state()
@@ -169,3 +147,11 @@ def capture(program: Callable, own_inputs: list[torch.Tensor]) -> Callable:
 
     replay.program = program  # keeps the constants that the graph reads in memory
     return replay
+
+
+def warm_up(program: Callable, inputs: list[torch.Tensor], recording: Recording) -> None:
+    """Run a program once, and undo what it did to parameters, optimizers and random numbers."""
+    touched = {f"tensor {i}": x for i, x in enumerate(recording.outer.values())}
+    before = Snapshot(touched)
+    program(*inputs)
+    before.restore(Snapshot(touched))
