@@ -92,6 +92,31 @@ def test_replayed_training_equals_the_training_as_written(script, fast_start):
     check_proof(script, "cpu")
 
 
+OFF_POLICY = "--learning-starts 200 --buffer-size 1000 --env-id Pendulum-v1"
+OTHER_FLAGS = {
+    "ppo": "--total-timesteps 2048 --no-norm-adv --no-clip-vloss --target-kl 0.005 --ent-coef 0 --max-grad-norm 0.01",
+    "ppo_continuous_action": "--total-timesteps 1024 --num-steps 256 --num-minibatches 4 --ent-coef 0.01 "
+    "--no-clip-vloss --env-id Pendulum-v1",
+    "dqn": "--total-timesteps 800 --learning-starts 300 --buffer-size 500 --tau 0.5 --target-network-frequency 7 "
+    "--num-envs 2",
+    "c51": "--total-timesteps 800 --learning-starts 300 --buffer-size 500 --n-atoms 51 --v-min -10 --v-max 300",
+    "pqn": "--total-timesteps 2048 --q-lambda 0.3 --num-minibatches 2",
+    "td3_continuous_action": f"--total-timesteps 400 {OFF_POLICY} --policy-noise 0.5 --num-envs 2",
+    "sac_continuous_action": f"--total-timesteps 400 {OFF_POLICY} --no-autotune --alpha 0.1",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FLAGS)
+def test_replayed_training_equals_the_training_as_written_with_flags_that_are_not_in_the_proof(
+    name, fast_start, monkeypatch
+):
+    """A proof holds for the text of a file, so for all its flags: branches that the proven training never took."""
+    script = ROOT / "cleanrl" / f"{name}.py"
+    skip_without_packages(script)
+    monkeypatch.setattr(proofs, "short_flags", lambda _: [*OTHER_FLAGS[name].split(), "--checkpoint-frequency", "1000"])
+    check_proof(script, "cpu")
+
+
 @pytest.mark.gpu
 @files
 def test_replayed_training_on_a_gpu_equals_the_training_as_written(script):
