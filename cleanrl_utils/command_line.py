@@ -19,6 +19,9 @@ def parse(args_class: Any, **options: Any) -> Any:
 
 def run(main: Callable, **options: Any) -> Any:
     """`tyro.cli`, for a function, which is called only once all its arguments have been read."""
+    from cleanrl_utils.crash import forgive_closed_pipes  # not at the top: it imports much
+
+    forgive_closed_pipes()
 
     @functools.wraps(main)
     def prepare(*args: Any, **kwargs: Any) -> Callable:
@@ -40,7 +43,8 @@ def one_line_errors() -> Iterator[None]:
         raise
     finally:
         text = printed.getvalue()
-        sys.stderr.write(shortened(text) + "\n" if is_mistake else text)
+        if sys.stderr:  # none, if it is closed
+            sys.stderr.write(shortened(text) + "\n" if is_mistake else text)
 
 
 def shortened(box: str) -> str:

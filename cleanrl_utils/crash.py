@@ -28,6 +28,12 @@ def install(run_dir: str, script: str) -> None:
     threading.excepthook = explain_thread
 
 
+def uninstall() -> None:
+    """The run is over: what goes wrong from now on, in `python -i`, is not the run."""
+    sys.excepthook = sys.__excepthook__
+    threading.excepthook = threading.__excepthook__
+
+
 def hide_ctrl_c() -> None:
     """Before the run has begun, Ctrl+C needs no explanation."""
 

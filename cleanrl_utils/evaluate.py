@@ -245,6 +245,11 @@ def describe_age(run_dir: str | Path, model_path: str | Path) -> str:
     return f"{facts} (for a newer model: --resume {run_dir} --save-model)"
 
 
+def evaluation_seed(seed: int) -> int:
+    """The seed of the episodes that evaluate a run with this seed; it stays within what NumPy takes."""
+    return (seed + SEED_OFFSET) % 2**32
+
+
 def load_run(run_dir: str | Path) -> tuple[dict, ModuleType, Path]:
     """A run's arguments, its algorithm (from the copy of the source in the folder) and the path of its model."""
     run_dir = Path(run_dir)
@@ -268,7 +273,7 @@ def evaluate_run(
     args: dict, module: ModuleType, model_path: Path, seed: int | None = None, **options: Any
 ) -> Evaluation:
     """Evaluate what `load_run` has found, by default in episodes that the run was not trained on."""
-    seed = args["seed"] + SEED_OFFSET if seed is None else seed
+    seed = evaluation_seed(args["seed"]) if seed is None else seed
     return evaluate(model_path, args["env_id"], module.make_envs, module.load_policy, seed=seed, **options)
 
 

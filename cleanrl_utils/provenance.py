@@ -69,7 +69,7 @@ def add_session(run_dir: str | Path, script: str | Path, args: Any, global_step:
     """Note that training goes on from `global_step` with `args`."""
     facts = read(run_dir)
     # A session that began at this step or later was killed before its first checkpoint: nothing of it is left
-    sessions = [session for session in facts.get("sessions", []) if session["from_step"] < global_step]
+    sessions = [session for session in facts.get("sessions", []) if session.get("from_step", 0) < global_step]
     trained_with: dict = {}
     for session in sessions:
         trained_with |= session["args"]

@@ -57,7 +57,7 @@ def restore(checkpoint: dict, state: dict) -> None:
             continue
         try:
             state[name] = put_back(value, checkpoint[name], keep_rates=rates_were_changed(checkpoint))
-        except (RuntimeError, ValueError, KeyError) as error:
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             sys.exit(f"--resume: {name} does not fit the checkpoint: {one_line(error)}; {what_has_changed(checkpoint)}")
     backend.set_random_states(checkpoint)
 
@@ -87,13 +87,19 @@ def put_back(value: Any, saved: Any, keep_rates: bool) -> Any:
 
 
 def load_optimizer(optimizer: Any, saved: dict, keep_rates: bool) -> None:
-    """Learning rates that are tensors stay the script's own, which a schedule changes; they get the saved values.
+    """Load the moments. The settings, such as eps, stay those that the script says, which may have been edited.
 
-    Not if the rates were changed by flags: then those hold.
+    Learning rates that are tensors stay the script's own, which a schedule changes; they get the saved values. Not if
+    the rates were changed by flags: then those hold.
     """
-    rates = [group["lr"] for group in optimizer.param_groups]
+    settings = [{key: x for key, x in group.items() if key != "params"} for group in optimizer.param_groups]
+    for old, new in zip(saved["param_groups"], settings):
+        if old.keys() - {"params"} != new.keys():
+            raise ValueError("it was an optimizer of another kind")
     optimizer.load_state_dict(saved)
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
+        rate = own.pop("lr")
+        group.update(own)
         if is_tensor(rate) and not keep_rates:
             rate.copy_(backend.pytorch().as_tensor(group["lr"]))
         if is_tensor(rate) or keep_rates:

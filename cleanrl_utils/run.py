@@ -15,25 +15,28 @@ from typing import Any
 
 import numpy as np
 
-from cleanrl_utils import backend, command_line, crash, jax_globals, jax_trees, progress, provenance, ranks, stop
-from cleanrl_utils import checkpoint as checkpoints
-from cleanrl_utils.checkpoint import checkpoint_due, save_checkpoint, save_checkpoints  # noqa: F401 (for the files)
-from cleanrl_utils.checks import check, option
-from cleanrl_utils.commands import tool
-from cleanrl_utils.curves import write_in_batches
-from cleanrl_utils.env_errors import explain_env_error  # noqa: F401
-from cleanrl_utils.env_ids import understand_env_id
-from cleanrl_utils.evaluate import SEED_OFFSET, describe_age, evaluate, model_args
-from cleanrl_utils.files import write_json
-from cleanrl_utils.flags import parse_args  # noqa: F401
-from cleanrl_utils.lock import lock, unlock
-from cleanrl_utils.memory import place_buffer  # noqa: F401
-from cleanrl_utils.restore import load, restore  # noqa: F401
-from cleanrl_utils.snapshot import take_snapshot  # noqa: F401
-from cleanrl_utils.words import count
+try:
+    from cleanrl_utils import backend, command_line, crash, jax_globals, jax_trees, progress, provenance, ranks, stop
+    from cleanrl_utils import checkpoint as checkpoints
+    from cleanrl_utils.checkpoint import checkpoint_due, save_checkpoint, save_checkpoints  # noqa: F401 (for the files)
+    from cleanrl_utils.checks import check, option
+    from cleanrl_utils.commands import tool
+    from cleanrl_utils.curves import write_in_batches
+    from cleanrl_utils.env_errors import explain_env_error  # noqa: F401
+    from cleanrl_utils.env_ids import understand_env_id
+    from cleanrl_utils.evaluate import describe_age, evaluate, evaluation_seed, model_args
+    from cleanrl_utils.files import write_json
+    from cleanrl_utils.flags import parse_args  # noqa: F401
+    from cleanrl_utils.lock import lock, unlock
+    from cleanrl_utils.memory import place_buffer  # noqa: F401
+    from cleanrl_utils.restore import load, restore  # noqa: F401
+    from cleanrl_utils.snapshot import take_snapshot  # noqa: F401
+    from cleanrl_utils.words import count
+except ModuleNotFoundError as error:  # a script takes that for a machine without cleanrl_utils, and trains without it
+    raise ImportError(f"cleanrl_utils is there, but not complete: {error}") from error
 
 # What a resumed run may not change: its checkpoint would no longer fit, or the flag would have no effect.
-FIXED_ON_RESUME = ("env_id", "exp_name", "seed", "num_envs", "buffer_size", "n_atoms", "v_min", "v_max")
+FIXED_ON_RESUME = ("env_id", "exp_name", "seed", "num_envs", "num_steps", "buffer_size", "n_atoms", "v_min", "v_max")
 FIXED_ON_RESUME += ("n_step", "teacher_steps", "offline_steps", "teacher_eval_episodes", "teacher_model_path")
 FIXED_ON_RESUME += ("teacher_policy_hf_repo", "teacher_model_exp_name", "num_iterations_obs_norm_init")
 FIXED_ON_RESUME += ("n_iteration",)
@@ -241,7 +244,9 @@ def finish(
     run_dir: str, args: Any, writer: Any, make_envs: Callable, load_policy: Callable, recent_returns: list
 ) -> None:
     """Evaluate the saved model, upload it where asked, and say where everything is."""
-    stop.stop_at_once(f"the training is complete, and --resume {run_dir} evaluates it")
+    has_checkpoint = Path(run_dir, "checkpoint.pt").exists()
+    again = f"--resume {run_dir}" if has_checkpoint else f"{tool('python')} -m cleanrl_utils.evaluate {run_dir}"
+    stop.stop_at_once(f"the training is complete, and {again} evaluates it")
     acceleration = sys.modules.get("cleanrl_utils.accelerate")
     if acceleration:
         acceleration.last_audit()
@@ -262,7 +267,7 @@ def finish(
             args.env_id,
             make_envs,
             load_policy,
-            seed=args.seed + SEED_OFFSET,
+            seed=evaluation_seed(args.seed),
             video_dir=f"{run_dir}/evaluation" if args.capture_video else None,
         )
         for episode, episodic_return in enumerate(result.returns):
@@ -290,6 +295,7 @@ def finish(
     print("\n" + "\n".join(f"{name + ':':<11} {line}" for name, line in lines.items()))
     unlock(run_dir)
     stop.uninstall()
+    crash.uninstall()
     if failed:
         writer.close()
         sys.exit("the upload failed, see above; the run is complete")

@@ -117,13 +117,25 @@ SAC_LAYER = "nn.Linear(256, 256)"
 edit(
     "ppo",
     "entropy coefficient in args falls",
-    STOPPED,
+    BOTH,
     before(PPO_LOOP, "args.ent_coef = 0.01 * (1 - iteration / args.num_iterations)"),
 )
 edit(
     "ppo",
+    "entropy coefficient in args is another one in a single iteration between two audits",
+    BOTH,
+    before(PPO_LOOP, "args.ent_coef = 0.5 if iteration == 11 else 0.01"),
+)
+edit(
+    "ppo",
+    "layer is frozen in a single iteration between two audits",
+    BOTH,
+    before(PPO_LOOP, "agent.actor[0].weight.requires_grad_(iteration != 11)"),
+)
+edit(
+    "ppo",
     "clipping range in args falls half way",
-    STOPPED,
+    BOTH,
     before(PPO_LOOP, f"{HALF_WAY}\n    args.clip_coef = 1e-4"),
 )
 edit(
@@ -251,7 +263,7 @@ edit(
 edit(
     "dqn",
     "discount in args rises",
-    ACT,
+    NEITHER,
     before(OTHER_LOOP, "args.gamma = 0.9 + 0.09 * global_step / args.total_timesteps"),
 )
 edit(
@@ -304,7 +316,7 @@ edit(
 edit(
     "ppo",
     "a layer is frozen half way",
-    STOPPED,
+    BOTH,
     before(PPO_LOOP, f"{HALF_WAY}\n    agent.actor[0].requires_grad_(False)"),
 )
 edit(

@@ -212,6 +212,24 @@ def test_signal_in_the_evaluation_stops_at_once_and_the_run_can_be_evaluated_lat
     assert "nothing is left to train" in result.stdout and "evaluation: mean return" in result.stdout
 
 
+def test_line_of_a_signal_in_the_evaluation_does_not_name_a_checkpoint_that_is_not_there(runner):
+    flags = [*SHORT, "--save-model", "--checkpoint-frequency", "0"]
+    result = runner.run("-c", SIGNAL_IN_EVALUATION, PPO, *flags, check=False)
+    (run_dir,) = runner.folder.glob("runs/*")
+    assert f"-m cleanrl_utils.evaluate runs/{run_dir.name} evaluates it" in result.stderr
+    assert "mean return" in runner.run("-m", "cleanrl_utils.evaluate", run_dir).stdout
+
+
+def test_mistake_after_a_complete_run_in_the_interpreter_is_not_taken_for_one_of_the_run(runner):
+    process = runner.start("-i", PPO, *SHORT, stdin=subprocess.PIPE)
+    _, stderr = process.communicate("1 / 0\n", timeout=60)
+    assert "ZeroDivisionError" in stderr and "stopped" not in stderr
+
+
+def test_largest_seed_is_evaluated_as_well(runner):
+    assert "evaluation: mean return" in runner.run(PPO, *SHORT, "--save-model", "--seed", 2**32 - 1).stdout
+
+
 def test_ctrl_c_before_the_run_has_begun_leaves_nothing_and_says_nothing(runner):
     process = runner.start(PPO, *SHORT)
     time.sleep(0.7)  # in the middle of the imports
@@ -412,7 +430,9 @@ def test_run_does_not_go_back_to_fewer_steps(runner, complete):
     assert_one_line(result, "--total-timesteps 640: the run is at step 1280 already")
 
 
-@pytest.mark.parametrize("flag, value", [("--env-id", "Acrobot-v1"), ("--num-envs", "4"), ("--seed", "2")])
+@pytest.mark.parametrize(
+    "flag, value", [("--env-id", "Acrobot-v1"), ("--num-envs", "4"), ("--seed", "2"), ("--num-steps", "8")]
+)
 def test_resuming_does_not_change_what_the_checkpoint_fixes(runner, complete, flag, value):
     result = runner.run(PPO, "--resume", complete, flag, value, check=False)
     assert_one_line(result, f"{flag} is", "start a new run")
@@ -442,6 +462,23 @@ def test_resuming_with_a_changed_file_says_so(runner, complete):
     assert first["script"] != second["script"]
 
 
+def test_resumed_file_trains_with_the_settings_of_the_optimizer_that_its_text_says(runner, complete):
+    script = Path(shutil.copy(PPO, runner.folder / "ppo.py"))
+    text = script.read_text()
+    adam = "torch.optim.Adam(agent.parameters(), learning_rate, eps=1e-5, fused=True)"
+    assert text.count(adam) == 1
+    script.write_text(text.replace(adam, adam.replace("eps=1e-5", "eps=1e-3, betas=(0.5, 0.9)")))
+    moments = load(complete)["optimizer"]["state"][0]["step"]
+    runner.run(script, "--resume", complete, "--total-timesteps", 1920)
+    saved = load(complete)["optimizer"]
+    assert (saved["param_groups"][0]["eps"], saved["param_groups"][0]["betas"]) == (1e-3, (0.5, 0.9))
+    assert saved["state"][0]["step"] > moments  # which go on
+    script.write_text(text.replace(adam, "torch.optim.RMSprop(agent.parameters(), args.learning_rate)"))
+    result = runner.run(script, "--resume", complete, "--total-timesteps", 2560, check=False)
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    assert "optimizer does not fit the checkpoint: it was an optimizer of another kind" in result.stderr
+
+
 def test_run_of_another_script_is_not_resumed(runner, complete):
     script = Path(shutil.copy(PPO, runner.folder / "dqn.py"))
     assert_one_line(runner.run(script, "--resume", complete, check=False), "a run of ppo.py, not of dqn.py")
@@ -457,6 +494,8 @@ def change(run_dir: Path, **fields) -> None:
 def test_checkpoint_that_is_damaged_or_lacks_something_is_refused_in_one_line(runner, complete):
     change(complete, optimizer=None)
     assert_one_line(runner.run(PPO, "--resume", complete, check=False), "the checkpoint lacks optimizer", "has changed")
+    change(complete, optimizer="nonsense")
+    assert_one_line(runner.run(PPO, "--resume", complete, check=False), "optimizer does not fit the checkpoint")
     change(complete, torch_random=None)
     assert_one_line(runner.run(PPO, "--resume", complete, check=False), "checkpoint.pt lacks torch_random")
     torch.save([1, 2, 3], complete / "checkpoint.pt")

@@ -408,7 +408,7 @@ def test_run_that_is_asked_to_stop_within_a_phase_saves_and_resumes_it(tmp_path)
 
     resume = ["--resume", f"runs/{stopped.run_dir.name}"]
     changed = run_script(tmp_path, *resume, "--num-steps", 4, **games)
-    assert "aux_buffer does not fit the checkpoint" in changed.code and "\n" not in changed.code
+    assert "--num-steps is" in changed.code and "cannot change" in changed.code and "\n" not in changed.code
     shorter = run_script(tmp_path, *resume, "--n-iteration", 2, **games)  # whose buffer would be full already
     assert "--n-iteration is 3 there and cannot change" in shorter.code and "\n" not in shorter.code
     resumed = run_script(tmp_path, *resume, **games)

@@ -36,10 +36,11 @@ def accelerate(args: Any, script: str, act: Callable, update: Callable, state: d
         if ranks.is_first():
             print(reason, file=sys.stderr)
         return act, compiled
-    replayed[:] = [Replayed(act, state, audited, compiled=args.compile and not audited and device == "cpu")]
+    compiles_act = args.compile and not audited and device == "cpu"
+    replayed[:] = [Replayed(act, state, audited, compiles_act, args)]
     if args.compile and audited:  # an audit of a compiled replay would find its other roundings
         return replayed[0], compiled
-    replayed.append(Replayed(update, state, audited, compiled=args.compile))  # faster than the function compiled
+    replayed.append(Replayed(update, state, audited, args.compile, args))  # faster than the function compiled
     return tuple(replayed)
 
 

@@ -20,16 +20,18 @@ MAX_KINDS = 16  # of inputs
 class Replayed:
     """A function that runs as written, and is recorded, until two calls did the same; from then on it is replayed.
 
-    There is a replay for each kind of inputs, and in an edited script for `train()` and `eval()` of its modules. A
-    function that cannot be replayed goes on running as it is written, and so do calls with inputs by name, or with
-    others than tensors and constants.
+    There is a replay for each kind of inputs, and in an edited script for `train()` and `eval()` of its modules, for
+    frozen parameters and for the values of its flags. A function that cannot be replayed goes on running as it is
+    written, and so do calls with inputs by name, or with others than tensors and constants.
     """
 
-    def __init__(self, function: Callable, state: dict, audited: bool, compiled: bool = False):
+    def __init__(self, function: Callable, state: dict, audited: bool, compiled: bool = False, args: Any = None):
         self.function, self.state, self.audited, self.compiled = function, state, audited, compiled
+        self.flags = vars(args) if audited and args is not None else {}
         self.__name__ = getattr(plain_function(function), "__name__", "the function")
         networks = [x for x in state.values() if audited and isinstance(x, torch.nn.Module)]
         self.modules = [module for network in networks for module in network.modules()]
+        self.parameters = [parameter for network in networks for parameter in network.parameters()]
         self.recordings: dict[tuple, list[Recording]] = {}
         self.replays: dict[tuple, Callable] = {}
         self.said: set[str] = set()
@@ -44,12 +46,16 @@ class Replayed:
         replay = self.replays.get((kinds, self.modes()))
         return replay(*inputs) if replay else self.record((kinds, self.modes()), inputs)
 
-    def modes(self) -> tuple[bool, ...]:
-        return torch.is_grad_enabled(), *[module.training for module in self.modules]
+    def modes(self) -> tuple:
+        """What a function may read besides its inputs, as far as edited scripts are known to change it."""
+        modes = [module.training for module in self.modules]
+        modes += [parameter.requires_grad for parameter in self.parameters]
+        modes += [value for value in self.flags.values() if isinstance(value, PLAIN)]
+        return torch.is_grad_enabled(), *modes
 
     def record(self, kind: tuple, inputs: tuple) -> Any:
         if kind not in self.recordings and len(self.recordings) + len(self.replays) == MAX_KINDS:
-            self.say(f"it is called with more than {MAX_KINDS} kinds of inputs")
+            self.say(f"it is called with more than {MAX_KINDS} kinds of inputs and flags")
             return self.function(*inputs)
         outputs, recording = record(self.function, inputs, self.state, edited=self.audited)
         recordings = self.recordings.setdefault(kind, [])
@@ -89,7 +95,7 @@ class Replayed:
         self.said.add(reason)
 
     def last_audit(self) -> None:
-        """At the end of a run: audit once more, except what was replayed while modules were in another mode."""
+        """At the end of a run: audit once more, except what was replayed in other modes."""
         for (_, modes), replay in self.replays.items():
             with torch.set_grad_enabled(modes[0]):
                 if isinstance(replay, Audit) and modes == self.modes():
