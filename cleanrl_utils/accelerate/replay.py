@@ -48,6 +48,8 @@ class Replayed:
 
     def modes(self) -> tuple:
         """What a function may read besides its inputs, as far as edited scripts are known to change it."""
+        if not self.audited:
+            return (torch.is_grad_enabled(),)
         modes = [module.training for module in self.modules]
         modes += [parameter.requires_grad for parameter in self.parameters]
         modes += [value for value in self.flags.values() if isinstance(value, PLAIN)]
