@@ -529,30 +529,40 @@ if __name__ == "__main__":
     learning_rate = args.learning_rate
     logged_step = global_step  # of the last log; a resumed run goes on from here
     start_time = time.perf_counter()  # of the steps since then
+    unread = []  # results that are still on the device
     for iteration in range(global_step // args.batch_size + 1, args.num_iterations + 1):
         if args.anneal_lr:  # detail 4: the learning rate falls linearly to zero
             remaining = 1 - (iteration - 1) / args.num_iterations
             learning_rate = remaining * args.learning_rate
         train_state, episodes, means, is_finite = iterate_seeds(train_state, learning_rate)
+        unread.append((global_step, episodes, is_finite))
+        global_step += args.batch_size
+        is_log_due = iteration % args.log_frequency == 0 or iteration == args.num_iterations
+        is_checkpoint_due = run and run.checkpoint_due(args, global_step, args.batch_size)
+        if not is_log_due and not is_checkpoint_due:
+            continue  # without waiting for the results: a GPU starts the next iteration at once
 
         # Episodes: their arrays are (num_seeds, num_steps, num_envs)
-        episodes = {name: np.asarray(x) for name, x in episodes.items()}
-        for i, step, idx in np.argwhere(episodes["done"]):
-            episodic_return = episodes["return"][i, step, idx]
-            episodic_length = episodes["length"][i, step, idx]
-            recent_returns[i].append(episodic_return)
-            episode_step = global_step + step * args.num_envs + idx + 1  # one step per environment
-            writers[i].add_scalar("charts/episodic_return", episodic_return, episode_step)
-            writers[i].add_scalar("charts/episodic_length", episodic_length, episode_step)
-        global_step += args.batch_size
-        if not np.asarray(is_finite["everything"]).all():
-            names = ["obs", "rewards", "value_loss", "grad_norm", *is_finite]  # causes first
-            name = next(name for name in names if not is_finite[name].all())
-            seed = args.seed + int(is_finite[name].argmin())  # the first False
-            raise FloatingPointError(f"{name} of seed {seed} is not finite at global_step={global_step}")
+        for start_step, episodes, is_finite in unread:
+            episodes = {name: np.asarray(x) for name, x in episodes.items()}
+            for i, step, idx in np.argwhere(episodes["done"]):
+                episodic_return = episodes["return"][i, step, idx]
+                episodic_length = episodes["length"][i, step, idx]
+                recent_returns[i].append(episodic_return)
+                episode_step = start_step + step * args.num_envs + idx + 1  # one step per environment
+                writers[i].add_scalar("charts/episodic_return", episodic_return, episode_step)
+                writers[i].add_scalar("charts/episodic_length", episodic_length, episode_step)
+            if not np.asarray(is_finite["everything"]).all():
+                names = ["obs", "rewards", "value_loss", "grad_norm", *is_finite]  # causes first
+                name = next(name for name in names if not is_finite[name].all())
+                seed = args.seed + int(is_finite[name].argmin())  # the first False
+                end_step = start_step + args.batch_size
+                message = f"{name} of seed {seed} is not finite at global_step={end_step}"
+                raise FloatingPointError(message)
+        unread.clear()
 
-        # Log: every few iterations, as one takes only milliseconds
-        if iteration % args.log_frequency == 0 or iteration == args.num_iterations:
+        # Log
+        if is_log_due:
             sps = (global_step - logged_step) / (time.perf_counter() - start_time)  # of one seed
             means = jax.device_get(means)
             for i, writer in enumerate(writers):
@@ -570,7 +580,7 @@ if __name__ == "__main__":
                 print(f"global_step={global_step}, episodic_return={recent_return:.1f}, SPS={sps:.0f}")
 
         # Checkpoint: regularly, and on Ctrl+C or SIGTERM; then `save_checkpoints` also ends the program
-        if run and run.checkpoint_due(args, global_step, args.batch_size):
+        if is_checkpoint_due:
             for i, state in enumerate(states):
                 state.update(global_step=global_step, train_state=take_seed(train_state, i))
             run.save_checkpoints(run_dirs, run_args, __file__, writers, states)

@@ -73,7 +73,7 @@ FAMILY = {
     "ppo_atari_envpool_xla_jax.py": ("ppo_atari_envpool.py", 255),
     "ppo_atari_envpool_xla_jax_scan.py": ("ppo_atari_envpool_xla_jax.py", 65),
     "qdagger_dqn_atari_jax_impalacnn.py": ("dqn_atari_jax.py", 205),
-    "ppo_jax.py": ("none", 590),
+    "ppo_jax.py": ("none", 600),
     "ppo_continuous_action_mjx.py": ("ppo_jax.py", 130),
 }
 BUDGETS = {name: budget for name, (_, budget) in FAMILY.items()}
