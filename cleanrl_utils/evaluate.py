@@ -15,6 +15,7 @@ import os
 import random
 import sys
 import textwrap
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -28,7 +29,7 @@ import numpy as np
 import tyro
 from safetensors import SafetensorError, safe_open
 
-from cleanrl_utils import backend, command_line
+from cleanrl_utils import backend, command_line, provenance
 from cleanrl_utils.checkpoint import last_step
 from cleanrl_utils.envpool_games import EnvPoolGames, is_pool
 from cleanrl_utils.snapshot import end_games, layers, stop_filming
@@ -239,10 +240,23 @@ def model_args(model_path: str | Path) -> dict | None:
 def describe_age(run_dir: str | Path, model_path: str | Path) -> str:
     """What is wrong with a model that is older than its run; empty if it is not, or if either of them does not say."""
     trained_to, run_at = model_step(model_path), last_step(run_dir)
-    if trained_to is None or run_at is None or trained_to >= run_at:
+    if trained_to is None or run_at is None:
         return ""
-    facts = f"the model was trained to step {trained_to}, but the run has gone on to step {run_at}"
+    if trained_to < run_at:
+        since = f"has gone on to step {run_at}"
+    elif went_back(run_dir, model_path, trained_to):
+        since = "was resumed from an earlier step since"
+    else:
+        return ""
+    facts = f"the model was trained to step {trained_to}, but the run {since}"
     return f"{facts} (for a newer model: --resume {run_dir} --save-model)"
+
+
+def went_back(run_dir: str | Path, model_path: str | Path, trained_to: int) -> bool:
+    """Whether the run was resumed, after the model was saved, from a checkpoint that is older than the model."""
+    sessions = provenance.read(run_dir).get("sessions", [])
+    saved = time.strftime(provenance.TIME, time.gmtime(Path(model_path).stat().st_mtime))
+    return any(session["from_step"] < trained_to and session.get("started", "") > saved for session in sessions)
 
 
 def evaluation_seed(seed: int) -> int:

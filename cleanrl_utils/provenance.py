@@ -18,6 +18,7 @@ from cleanrl_utils import backend
 from cleanrl_utils.files import read_json, write_json
 from cleanrl_utils.git import git
 
+TIME = "%Y-%m-%dT%H:%M:%SZ"  # in UTC; as texts, such times are in order
 PACKAGES = ("torch", "jax", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
 
 
@@ -77,7 +78,7 @@ def add_session(run_dir: str | Path, script: str | Path, args: Any, global_step:
     sessions.append(
         {
             "from_step": global_step,
-            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "started": time.strftime(TIME, time.gmtime()),
             "args": changed_args(trained_with, args),
             "script": hashlib.sha256(Path(script).read_bytes()).hexdigest()[:16],
             "commit": now["commit"],

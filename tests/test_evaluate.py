@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -307,6 +308,16 @@ def test_model_of_a_run_that_went_on_is_evaluated_with_a_warning(runner):
     runner.run(PPO, "--resume", run_dir, "--save-model")
     result = runner.run("-m", "cleanrl_utils.evaluate", run_dir, "--episodes", 1)
     assert result.stdout.endswith(", trained to step 2560\n") and not result.stderr
+
+
+def test_model_of_a_branch_that_the_run_has_left_is_evaluated_with_a_warning(runner):
+    run_dir = runner.train(*SHORT)
+    further = ["--total-timesteps", 2560, "--checkpoint-frequency", 0, "--save-model"]
+    runner.run(PPO, "--resume", run_dir, *further)  # leaves a model of step 2560 and a checkpoint of step 1280
+    time.sleep(1.1)  # sessions are told apart by the second
+    runner.run(PPO, "--resume", run_dir, "--total-timesteps", 1920, "--no-save-model", "--learning-rate", 0.1)
+    result = runner.run("-m", "cleanrl_utils.evaluate", run_dir, "--episodes", 1)
+    assert "trained to step 2560, but the run was resumed from an earlier step since" in result.stderr
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"global_step": "many"}])
