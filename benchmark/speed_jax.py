@@ -88,7 +88,7 @@ def play(handle, key):
     def one(handle, key):
         actions = jax.random.randint(key, (num_envs,), 0, num_actions)
         handle, outcome = step(handle, actions)
-        return handle, outcome[1].sum()
+        return handle, jnp.abs(outcome[1]).max()
     return jax.lax.scan(one, handle, jax.random.split(key, 128))
 
 count = max(steps // (128 * num_envs), 1)
@@ -96,7 +96,8 @@ for timed in (False, True):
     start = time.perf_counter()
     for number in range(count if timed else 1):
         handle, rewards = play(handle, jax.random.key(number))
-        jax.block_until_ready(rewards)
+        if rewards.max() > 1:  # EnvPool clips them
+            sys.exit(f"a reward of {rewards.max()}: EnvPool's XLA interface fails on this device")
 print(count * 128 * num_envs / (time.perf_counter() - start))
 """
 

@@ -480,6 +480,8 @@ if __name__ == "__main__":
             global_step += args.num_envs
         all_stats = jax.device_get(all_stats)
         means = {name: np.mean([stats[name] for stats in all_stats]) for name in stats}
+        if np.abs(played.rewards).max() > 1:  # EnvPool clips them; this was seen on a GPU
+            raise FloatingPointError(f"EnvPool sent damaged rewards at global_step={global_step}")
         checked = {"rewards": played.rewards} | means
         for name, x in checked.items():
             if not np.isfinite(x).all():

@@ -507,6 +507,8 @@ if __name__ == "__main__":
                 scores[idx] = 0
             global_step += args.num_envs
         means = jax.device_get(means)
+        if np.abs(played.rewards).max() > 1:  # EnvPool clips them; this was seen on a GPU
+            raise FloatingPointError(f"EnvPool sent damaged rewards at global_step={global_step}")
         checked = {"rewards": played.rewards} | means
         for name, x in checked.items():
             if not np.isfinite(x).all():

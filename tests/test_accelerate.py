@@ -1000,10 +1000,6 @@ def replace_layer_by_its_copy(network, optimizer, settings):
     network[2] = copy
 
 
-def freeze(network, optimizer, settings):
-    network[0].requires_grad_(False)
-
-
 def move_memory(network, optimizer, settings):
     network[0].weight.data = network[0].weight.data.clone()
 
@@ -1024,13 +1020,37 @@ def add_layer(network, optimizer, settings):
     network.append(nn.Tanh())
 
 
-CHANGES = [replace_layer, replace_layer_by_its_copy, freeze, move_memory, draw_noise, add_hook, change_rate, add_layer]
+CHANGES = [replace_layer, replace_layer_by_its_copy, move_memory, draw_noise, add_hook, change_rate, add_layer]
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_audit_finds_a_change(change):
     with pytest.raises(SystemExit, match="--accelerate on: the replay of `update` is wrong in its call"):
         late(change)
+
+
+def test_frozen_parameters_and_changed_flags_are_noticed_in_the_very_next_call():
+    network, args = nn.Linear(3, 2), SimpleNamespace(scale=1.0, seed=1)
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+
+    def update(x):
+        optimizer.zero_grad()
+        loss = args.scale * network(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    replayed = Replayed(update, {"network": network, "optimizer": optimizer}, audited=True, args=args)
+    for _ in range(CALLS):
+        replayed(torch.ones(1, 3))
+    assert replays_of(replayed)
+    bias = network.bias.detach().clone()
+    args.scale = 5.0
+    replayed(torch.ones(1, 3))
+    torch.testing.assert_close(network.bias.detach(), bias - 0.5)
+    network.bias.requires_grad_(False)
+    replayed(torch.ones(1, 3))
+    torch.testing.assert_close(network.bias, bias - 0.5)
 
 
 def test_audit_passes_if_nothing_changes_or_only_contents_do():

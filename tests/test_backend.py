@@ -115,7 +115,7 @@ def test_writer_writes_what_that_of_pytorch_writes(tmp_path, monkeypatch):
     "name, flags",
     [
         ("dqn_jax", ["--total-timesteps", "200", "--learning-starts", "100"]),
-        ("ppo_jax", ["--total-timesteps", "1024", "--num-seeds", "2"]),
+        ("ppo_jax", ["--total-timesteps", "1024", "--num-seeds", "2", "--log-frequency", "1"]),
     ],
 )
 @pytest.mark.parametrize(

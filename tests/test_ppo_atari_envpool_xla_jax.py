@@ -167,8 +167,9 @@ class SpoiledPool:
     it: as their rewards, and as the observation after the end of an episode.
     """
 
-    def __init__(self, pool):
+    def __init__(self, pool, reward):
         self.pool = pool
+        self.reward = reward
 
     def __getattr__(self, name):
         return getattr(self.pool, name)
@@ -187,7 +188,7 @@ class SpoiledPool:
         def spoiled_recv(longer):
             over = longer[size:] == 1
             handle, (obs, rewards, terminations, truncations, infos) = recv(longer[:size])
-            rewards = jnp.where(over, 1000, rewards)
+            rewards = jnp.where(over, self.reward, rewards)
             obs = jnp.where(terminations[:, None, None, None], 255 - obs, obs)
             longer = jnp.concatenate([handle, (terminations | truncations).astype(handle.dtype)])
             return longer, (obs, rewards, terminations, truncations, infos)
@@ -204,7 +205,7 @@ def run_script(script, folder, *flags, limits=(), spoil=False):
         limit = {"max_episode_steps": limits.pop(0)} if limits else {}
         pool = make(env_id, **settings, **limit)
         pools.append(pool)
-        return SpoiledPool(pool) if spoil else pool
+        return SpoiledPool(pool, float(spoil)) if spoil else pool
 
     def look(*arguments):  # which is the last of an iteration
         variables = sys._getframe(1).f_globals
@@ -415,6 +416,13 @@ def assert_nothing_is_learned_from_a_reset_step(script):
 def test_nothing_is_learned_from_a_reset_step():
     """Other actions and rewards, and other observations before it, leave every weight and every curve as they are."""
     assert_nothing_is_learned_from_a_reset_step(SCRIPT)
+
+
+@pytest.mark.parametrize("script", [SCRIPT, SCRIPT.with_stem(f"{SCRIPT.stem}_scan")], ids=lambda script: script.stem)
+def test_rewards_that_envpool_cannot_have_given_stop_the_run(script, tmp_path):
+    flags = ["--no-cuda", "--num-envs", 1, "--num-steps", 4, "--num-minibatches", 1, "--update-epochs", 1]
+    with pytest.raises(FloatingPointError, match="damaged rewards at global_step=4"):
+        run_script(script, tmp_path, *flags, "--total-timesteps", 12, limits=(1,), spoil=1000)
 
 
 @pytest.mark.slow

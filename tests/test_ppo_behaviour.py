@@ -186,15 +186,15 @@ def test_copied_out_file_trains_in_an_empty_folder_without_the_repository(runner
 
 
 def test_a_broken_cleanrl_utils_is_an_error_and_not_a_training_without_checkpoints(runner):
+    without_a_module = "import sys, runpy; sys.modules['cleanrl_utils.progress'] = None; del sys.argv[0]; "
+    without_a_module += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    result = runner.run("-c", without_a_module, PPO, *SHORT, check=False)
+    assert result.returncode != 0 and "cleanrl_utils is there, but not complete" in result.stderr
     (runner.folder / "cleanrl_utils").mkdir()
     (runner.folder / "cleanrl_utils" / "__init__.py").write_text("")
     (runner.folder / "cleanrl_utils" / "run.py").write_text("from json import no_such_name")
     result = runner.run(PPO, *SHORT, modules=runner.folder, check=False)
     assert result.returncode != 0 and "no_such_name" in result.stderr
-    without_a_module = "import sys, runpy; sys.modules['cleanrl_utils.progress'] = None; del sys.argv[0]; "
-    without_a_module += "runpy.run_path(sys.argv[0], run_name='__main__')"
-    result = runner.run("-c", without_a_module, PPO, *SHORT, check=False)
-    assert result.returncode != 0 and "cleanrl_utils is there, but not complete" in result.stderr
     assert not (runner.folder / "runs").exists()
 
 
