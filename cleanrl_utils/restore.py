@@ -14,6 +14,7 @@ from cleanrl_utils.checkpoint import OURS
 from cleanrl_utils.envpool_games import is_pool, new_pool
 from cleanrl_utils.snapshot import reset_with_fresh_seeds, restore_snapshot
 
+ADDED = {"changed", "run_dir", "is_edited"}  # to a checkpoint that is read, by `load` and by `run.prepare`
 # What belongs to the episodes that the environments are in. If those start again, so does this.
 OF_EPISODES = ("next_obs", "running_return", "lstm_state", "memory", "position")
 
@@ -36,6 +37,8 @@ def load(run_dir: str, script: str) -> dict:
         sys.exit(f"--resume {run_dir}: checkpoint.pt lacks {', '.join(missing)}; it was saved by another version")
     if checkpoint["script"] != name:
         sys.exit(f"--resume {run_dir}: a run of {checkpoint['script']}, not of {name}; resume it with that script")
+    copy = Path(run_dir, name)  # of the file as it was
+    checkpoint["is_edited"] = copy.exists() and copy.read_bytes() != Path(script).read_bytes()
     return checkpoint
 
 
@@ -48,7 +51,7 @@ def restore(checkpoint: dict, state: dict) -> None:
     missing = [name for name in state if name not in checkpoint]
     if missing:
         sys.exit(f"--resume: the checkpoint lacks {', '.join(missing)}; {what_has_changed(checkpoint)}")
-    unknown = [name for name in checkpoint if name not in state and name not in OURS | {"changed", "run_dir"}]
+    unknown = [name for name in checkpoint if name not in state and name not in OURS | ADDED]
     if unknown and ranks.is_first():
         print(f"--resume: the checkpoint also holds {', '.join(unknown)}, which this file leaves out", file=sys.stderr)
     goes_on = "envs" not in state or restore_envs(checkpoint, state)
@@ -56,17 +59,17 @@ def restore(checkpoint: dict, state: dict) -> None:
         if name == "envs" or (name in OF_EPISODES and not goes_on):
             continue
         try:
-            state[name] = put_back(value, checkpoint[name], keep_rates=rates_were_changed(checkpoint))
+            state[name] = put_back(value, checkpoint[name], checkpoint)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             sys.exit(f"--resume: {name} does not fit the checkpoint: {one_line(error)}; {what_has_changed(checkpoint)}")
     backend.set_random_states(checkpoint)
 
 
-def put_back(value: Any, saved: Any, keep_rates: bool) -> Any:
+def put_back(value: Any, saved: Any, checkpoint: dict) -> Any:
     """The value as it was saved: the same object where it can be changed, else what was saved."""
     torch = backend.pytorch()
     if torch and isinstance(value, torch.optim.Optimizer):
-        load_optimizer(value, saved, keep_rates)
+        load_optimizer(value, saved, checkpoint)
     elif hasattr(value, "load_state_dict"):
         value.load_state_dict(saved)
     elif jax_trees.is_tree(value):
@@ -78,7 +81,7 @@ def put_back(value: Any, saved: Any, keep_rates: bool) -> Any:
             value.copy_(saved)
     elif isinstance(value, list | tuple) and any(is_tensor(x) for x in value):
         for x, saved_x in zip(value, saved, strict=True):
-            put_back(x, saved_x, keep_rates)
+            put_back(x, saved_x, checkpoint)
     elif isinstance(value, np.ndarray) and value.shape != np.shape(saved):
         raise ValueError(f"its shape was {np.shape(saved)} and is {value.shape} now")
     else:
@@ -86,12 +89,13 @@ def put_back(value: Any, saved: Any, keep_rates: bool) -> Any:
     return value
 
 
-def load_optimizer(optimizer: Any, saved: dict, keep_rates: bool) -> None:
-    """Load the moments. The settings, such as eps, stay those that the script says, which may have been edited.
+def load_optimizer(optimizer: Any, saved: dict, checkpoint: dict) -> None:
+    """Load the moments, and the settings, such as eps: of a file that was edited since, those that its text says.
 
     Learning rates that are tensors stay the script's own, which a schedule changes; they get the saved values. Not if
     the rates were changed by flags: then those hold.
     """
+    keep_rates = rates_were_changed(checkpoint)
     settings = [{key: x for key, x in group.items() if key != "params"} for group in optimizer.param_groups]
     for old, new in zip(saved["param_groups"], settings):
         if old.keys() - {"params"} != new.keys():
@@ -99,7 +103,8 @@ def load_optimizer(optimizer: Any, saved: dict, keep_rates: bool) -> None:
     optimizer.load_state_dict(saved)
     for group, own in zip(optimizer.param_groups, settings, strict=True):
         rate = own.pop("lr")
-        group.update(own)
+        if checkpoint.get("is_edited"):
+            group.update(own)
         if is_tensor(rate) and not keep_rates:
             rate.copy_(backend.pytorch().as_tensor(group["lr"]))
         if is_tensor(rate) or keep_rates:

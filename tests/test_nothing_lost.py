@@ -479,6 +479,18 @@ def test_resumed_file_trains_with_the_settings_of_the_optimizer_that_its_text_sa
     assert "optimizer does not fit the checkpoint: it was an optimizer of another kind" in result.stderr
 
 
+def test_setting_of_the_optimizer_that_the_training_changes_goes_on_from_its_last_value(runner):
+    script = Path(shutil.copy(PPO, runner.folder / "ppo.py"))
+    anchor = "        # Rollout: "
+    text = script.read_text()
+    assert text.count(anchor) == 1
+    script.write_text(text.replace(anchor, '        optimizer.param_groups[0]["eps"] *= 2\n' + anchor))
+    run_dir = runner.train(*SHORT, script=script)
+    assert load(run_dir)["optimizer"]["param_groups"][0]["eps"] == 1e-5 * 2**20
+    runner.run(script, "--resume", run_dir, "--total-timesteps", 1280 + 64)
+    assert load(run_dir)["optimizer"]["param_groups"][0]["eps"] == 1e-5 * 2**21
+
+
 def test_run_of_another_script_is_not_resumed(runner, complete):
     script = Path(shutil.copy(PPO, runner.folder / "dqn.py"))
     assert_one_line(runner.run(script, "--resume", complete, check=False), "a run of ppo.py, not of dqn.py")
