@@ -321,7 +321,8 @@ if __name__ == "__main__":
     @partial(jax.jit, donate_argnums=0, static_argnums=2)  # the new arrays take the memory of the old ones
     def receive(games, step, idx):
         """Wait for what came of the actions of this step in pool `idx`."""
-        handle, outcome = recv_functions[idx](games.handles[idx])
+        # The barrier: else XLA may read small arrays on a GPU after it has given their memory to others (JAX 0.11.2)
+        handle, outcome = jax.lax.optimization_barrier(recv_functions[idx](games.handles[idx]))
         next_obs, rewards, terminations, truncations, infos = outcome
         place = (step, columns[idx])
         return games._replace(
@@ -480,8 +481,6 @@ if __name__ == "__main__":
             global_step += args.num_envs
         all_stats = jax.device_get(all_stats)
         means = {name: np.mean([stats[name] for stats in all_stats]) for name in stats}
-        if np.abs(played.rewards).max() > 1:  # EnvPool clips them; this was seen on a GPU
-            raise FloatingPointError(f"EnvPool sent damaged rewards at global_step={global_step}")
         checked = {"rewards": played.rewards} | means
         for name, x in checked.items():
             if not np.isfinite(x).all():

@@ -317,7 +317,8 @@ if __name__ == "__main__":
 
     def receive(games, step, idx):
         """Wait for what came of the actions of this step in pool `idx`."""
-        handle, outcome = recv_functions[idx](games.handles[idx])
+        # The barrier: else XLA may read small arrays on a GPU after it has given their memory to others (JAX 0.11.2)
+        handle, outcome = jax.lax.optimization_barrier(recv_functions[idx](games.handles[idx]))
         next_obs, rewards, terminations, truncations, infos = outcome
         place = (step, columns[idx])
         return games._replace(
@@ -507,8 +508,6 @@ if __name__ == "__main__":
                 scores[idx] = 0
             global_step += args.num_envs
         means = jax.device_get(means)
-        if np.abs(played.rewards).max() > 1:  # EnvPool clips them; this was seen on a GPU
-            raise FloatingPointError(f"EnvPool sent damaged rewards at global_step={global_step}")
         checked = {"rewards": played.rewards} | means
         for name, x in checked.items():
             if not np.isfinite(x).all():

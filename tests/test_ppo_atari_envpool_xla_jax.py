@@ -418,11 +418,29 @@ def test_nothing_is_learned_from_a_reset_step():
     assert_nothing_is_learned_from_a_reset_step(SCRIPT)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("script", [SCRIPT, SCRIPT.with_stem(f"{SCRIPT.stem}_scan")], ids=lambda script: script.stem)
-def test_rewards_that_envpool_cannot_have_given_stop_the_run(script, tmp_path):
-    flags = ["--no-cuda", "--num-envs", 1, "--num-steps", 4, "--num-minibatches", 1, "--update-epochs", 1]
-    with pytest.raises(FloatingPointError, match="damaged rewards at global_step=4"):
-        run_script(script, tmp_path, *flags, "--total-timesteps", 12, limits=(1,), spoil=1000)
+def test_games_on_a_gpu_are_those_of_the_python_interface(script, tmp_path):
+    """Of both pools, in every iteration: without its barrier, the scan read rewards of the second one from pictures."""
+    flags = ["--env-id", "Pong-v5", "--num-envs", 8, "--num-steps", 32, "--num-minibatches", 1, "--update-epochs", 1]
+    result = run_script(script, tmp_path, *flags, "--total-timesteps", 3 * 8 * 32)
+    assert jax.default_backend() == "gpu"
+    pools = []
+    for seed in result.rollouts[0].seeds:
+        settings = {"num_envs": 4, "episodic_life": True, "reward_clip": True, "seed": seed}
+        pools.append(envpool.make_gymnasium("Pong-v5", **settings))
+        pools[-1].reset()
+    for rollout in result.rollouts:
+        for step in range(32):
+            outcomes = [pool.step(rollout.actions[step, 4 * i : 4 * i + 4]) for i, pool in enumerate(pools)]
+            next_obs, rewards, terminations, truncations = (np.concatenate(x) for x in list(zip(*outcomes))[:4])
+            np.testing.assert_array_equal(rollout.rewards[step], rewards)
+            np.testing.assert_array_equal(rollout.terminations[step], terminations)
+            np.testing.assert_array_equal(rollout.truncations[step], truncations)
+            lengths = np.concatenate([outcome[4]["elapsed_step"] for outcome in outcomes])
+            np.testing.assert_array_equal(rollout.lengths[step], lengths)
+            if step < 31:
+                np.testing.assert_array_equal(rollout.obs[step + 1], next_obs)
 
 
 @pytest.mark.slow
