@@ -25,7 +25,9 @@ MEASURED = {
     "speed_td3": ("TD3, HalfCheetah-v4", CPU),
     "speed_sac": ("SAC, HalfCheetah-v4", CPU),
     "speed_jax": ("PPO in JAX", CPU),
+    "speed_jax_games": ("PPO in JAX with games on EnvPool", "NVIDIA H200, 16 vCPUs"),
     "speed_jax_robots": ("PPO in JAX with MJX", "NVIDIA H200, 16 vCPUs"),
+    "speed_jax_seeds": ("PPO in JAX, seeds per hour", "NVIDIA H200, 16 vCPUs"),
     "speed_atari": ("games on EnvPool", "NVIDIA H200, 16 vCPUs"),
 }
 
