@@ -34,6 +34,7 @@ try:
     import jax.numpy as jnp
     import optax
     from flax.traverse_util import flatten_dict, unflatten_dict
+    from jax.flatten_util import ravel_pytree
 except ImportError as error:
     sys.exit(f'{error}: pip install "cleanrl[jax]"')
 
@@ -186,12 +187,12 @@ class Actor(nn.Module):
 
 
 class TrainState(NamedTuple):
-    """What acting and updates change. It is never changed in place: they return a new one."""
+    """What an update changes. It is never changed in place: an update returns a new one."""
 
     # differs from td3_continuous_action_jax.py: the temperature is learned, too
 
     key: Any  # where random numbers come from
-    params: Any  # a dictionary with the parameters of each network
+    params: Any  # a dictionary with the parameters of each network, as one vector
     target_params: Any
     log_alpha: Any
     q_optimizer_state: Any
@@ -202,7 +203,7 @@ class TrainState(NamedTuple):
 class ReplayBuffer:
     """The latest transitions, each a row of obs, next_obs, action, reward, termination. New ones replace the oldest."""
 
-    # differs from ddpg_continuous_action.py: minibatches are NumPy arrays
+    # differs from ddpg_continuous_action.py: a minibatch is one NumPy array, which `update` splits
     def __init__(self, size, obs_dim, action_dim):
         columns = [obs_dim, obs_dim, action_dim, 1, 1]
         self.rows = np.zeros((size, sum(columns)), dtype=np.float32)
@@ -218,9 +219,7 @@ class ReplayBuffer:
     def sample(self, batch_size):
         num_rows = min(self.num_added, len(self.rows))
         inds = np.random.randint(num_rows, size=batch_size)
-        rows = self.rows[inds]
-        obs, next_obs, actions, rewards, terminations = np.split(rows, self.column_ends, axis=-1)
-        return obs, next_obs, actions, rewards, terminations
+        return self.rows[inds]
 
     def state_dict(self):
         return {
@@ -299,19 +298,18 @@ if __name__ == "__main__":
     actor = Actor(envs.single_action_space.low, envs.single_action_space.high)
     qf = QNetwork()
     key, actor_key, qf1_key, qf2_key = jax.random.split(key, 4)
-    params = {
-        "actor": actor.init(actor_key, next_obs),
-        "qf1": qf.init(qf1_key, next_obs, envs.action_space.low),
-        "qf2": qf.init(qf2_key, next_obs, envs.action_space.low),
-    }
+    # The parameters of a network become one vector: each array that a compiled function is given costs time
+    actor_params, to_actor = ravel_pytree(actor.init(actor_key, next_obs))  # `to_actor` turns the vector back
+    qf1_params, to_qf = ravel_pytree(qf.init(qf1_key, next_obs, envs.action_space.low))
+    qf2_params, _ = ravel_pytree(qf.init(qf2_key, next_obs, envs.action_space.low))
+    params = {"actor": actor_params, "qf1": qf1_params, "qf2": qf2_params}
     q_params = {"qf1": params["qf1"], "qf2": params["qf2"]}
     # The temperature is what entropy is worth. Learning its logarithm keeps it positive.
     initial_alpha = 1.0 if args.autotune else max(args.alpha, 1e-30)  # the logarithm of 0 is not finite
     log_alpha = jnp.log(jnp.float32(initial_alpha))
     target_entropy = -envs.single_action_space.shape[0]  # a density can have a negative entropy
-    # flatten: all parameters become one vector, which is faster than many small arrays
-    q_optimizer = optax.flatten(optax.adam(args.q_lr))
-    actor_optimizer = optax.flatten(optax.adam(args.policy_lr))
+    q_optimizer = optax.adam(args.q_lr)
+    actor_optimizer = optax.adam(args.policy_lr)
     alpha_optimizer = optax.adam(args.q_lr)
     train_state = TrainState(
         key=key,
@@ -323,12 +321,11 @@ if __name__ == "__main__":
         alpha_optimizer_state=alpha_optimizer.init(log_alpha),
     )
 
-    @partial(jax.jit, donate_argnums=0)  # the new state takes the memory of the old one
-    def act(train_state, x):
-        key, noise_key = jax.random.split(train_state.key)
-        actor_params = train_state.params["actor"]
-        actions, _ = actor.apply(actor_params, x, noise_key, method="get_action_and_logprob")
-        return train_state._replace(key=key), actions.clip(actor.low, actor.high)
+    @jax.jit
+    def act(actor_params, key, x):
+        key, noise_key = jax.random.split(key)
+        actions, _ = actor.apply(to_actor(actor_params), x, noise_key, method="get_action_and_logprob")
+        return key, actions.clip(actor.low, actor.high)
 
     def update_actor(train_state, mb_obs):
         # Actor: towards actions of higher value and higher entropy
@@ -337,9 +334,9 @@ if __name__ == "__main__":
         alpha = jnp.exp(train_state.log_alpha)
 
         def actor_loss_of(actor_params):  # a function of these alone: no gradients for the critics
-            actions, logprobs = actor.apply(actor_params, mb_obs, noise_key, method="get_action_and_logprob")
-            qf1_values = qf.apply(params["qf1"], mb_obs, actions)
-            qf2_values = qf.apply(params["qf2"], mb_obs, actions)
+            actions, logprobs = actor.apply(to_actor(actor_params), mb_obs, noise_key, method="get_action_and_logprob")
+            qf1_values = qf.apply(to_qf(params["qf1"]), mb_obs, actions)
+            qf2_values = qf.apply(to_qf(params["qf2"]), mb_obs, actions)
             q_values = jnp.minimum(qf1_values, qf2_values)
             return (alpha * logprobs - q_values).mean(), logprobs
 
@@ -366,28 +363,27 @@ if __name__ == "__main__":
         target_params = optax.incremental_update(q_params, train_state.target_params, args.tau)
         return train_state._replace(target_params=target_params)
 
-    # static: compiled for each combination, with updates of the policy or the targets and without
+    # donate: the new state takes the memory of the old one. static: compiled with these updates and without
     @partial(jax.jit, donate_argnums=0, static_argnames=("policy_is_due", "targets_are_due"))
-    def update(
-        train_state, mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, policy_is_due, targets_are_due
-    ):
+    def update(train_state, mb_rows, policy_is_due, targets_are_due):
+        mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = jnp.split(mb_rows, buffer.column_ends, axis=-1)
         # Critics: their target is the reward plus the discounted value and entropy of what the policy does next
         params = train_state.params
         target_params = train_state.target_params
         key, noise_key = jax.random.split(train_state.key)
         next_actions, next_logprobs = actor.apply(
-            params["actor"], mb_next_obs, noise_key, method="get_action_and_logprob"
+            to_actor(params["actor"]), mb_next_obs, noise_key, method="get_action_and_logprob"
         )
-        qf1_next_values = qf.apply(target_params["qf1"], mb_next_obs, next_actions)
-        qf2_next_values = qf.apply(target_params["qf2"], mb_next_obs, next_actions)
+        qf1_next_values = qf.apply(to_qf(target_params["qf1"]), mb_next_obs, next_actions)
+        qf2_next_values = qf.apply(to_qf(target_params["qf2"]), mb_next_obs, next_actions)
         # clipped double Q-learning (Fujimoto et al. 2018, eq. 10): the larger of two estimates is often too high
         next_q_values = jnp.minimum(qf1_next_values, qf2_next_values)
         next_q_values = next_q_values - jnp.exp(train_state.log_alpha) * next_logprobs
         td_target = mb_rewards + args.gamma * next_q_values * (1 - mb_terminations)
 
         def qf_loss_of(q_params):
-            qf1_values = qf.apply(q_params["qf1"], mb_obs, mb_actions)
-            qf2_values = qf.apply(q_params["qf2"], mb_obs, mb_actions)
+            qf1_values = qf.apply(to_qf(q_params["qf1"]), mb_obs, mb_actions)
+            qf2_values = qf.apply(to_qf(q_params["qf2"]), mb_obs, mb_actions)
             qf1_loss = ((qf1_values - td_target) ** 2).mean()
             qf2_loss = ((qf2_values - td_target) ** 2).mean()
             qf_loss = qf1_loss + qf2_loss
@@ -451,7 +447,8 @@ if __name__ == "__main__":
         # Act: at random until learning starts, then by the policy
         obs = next_obs.copy()  # a copy: the environments reuse their array
         if global_step > args.learning_starts:
-            train_state, actions = act(train_state, obs.astype(np.float32))
+            key, actions = act(train_state.params["actor"], train_state.key, obs.astype(np.float32))
+            train_state = train_state._replace(key=key)
             actions = np.asarray(actions)
         else:
             actions = np.random.uniform(envs.action_space.low, envs.action_space.high).astype(np.float32)
@@ -459,19 +456,10 @@ if __name__ == "__main__":
         # Learn: an update for each transition, before the next step: a GPU computes while the environments step
         if global_step > args.learning_starts and buffer.num_added > 0:  # empty in the first round
             for step in range(global_step - args.num_envs + 1, global_step + 1):
-                mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = buffer.sample(args.batch_size)
+                mb_rows = buffer.sample(args.batch_size)
                 policy_is_due = step % args.policy_frequency == 0
                 targets_are_due = step % args.target_network_frequency == 0
-                train_state, new_stats = update(
-                    train_state,
-                    mb_obs,
-                    mb_next_obs,
-                    mb_actions,
-                    mb_rewards,
-                    mb_terminations,
-                    policy_is_due,
-                    targets_are_due,
-                )
+                train_state, new_stats = update(train_state, mb_rows, policy_is_due, targets_are_due)
                 stats |= new_stats
 
         # Step
@@ -513,7 +501,10 @@ if __name__ == "__main__":
     progress.close()
     if args.save_model:
         metadata = {"args": json.dumps(vars(args)), "global_step": str(global_step)}
-        tensors = {name: np.asarray(x) for name, x in flatten_dict(train_state.params, sep=".").items()}
+        params = {"actor": to_actor(train_state.params["actor"])}
+        for name in ("qf1", "qf2"):
+            params[name] = to_qf(train_state.params[name])
+        tensors = {name: np.asarray(x) for name, x in flatten_dict(params, sep=".").items()}
         save_file(tensors, f"{run_dir}/{args.exp_name}.safetensors", metadata)
     if run:  # evaluates, uploads, and says where everything is
         run.finish(run_dir, args, writer, make_envs, load_policy, recent_returns)

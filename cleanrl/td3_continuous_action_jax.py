@@ -33,6 +33,7 @@ try:
     import jax.numpy as jnp
     import optax
     from flax.traverse_util import flatten_dict, unflatten_dict
+    from jax.flatten_util import ravel_pytree
 except ImportError as error:
     sys.exit(f'{error}: pip install "cleanrl[jax]"')
 
@@ -168,10 +169,10 @@ class Actor(nn.Module):
 
 
 class TrainState(NamedTuple):
-    """What acting and updates change. It is never changed in place: they return a new one."""
+    """What an update changes. It is never changed in place: an update returns a new one."""
 
     key: Any  # where random numbers come from
-    params: Any  # a dictionary with the parameters of each network
+    params: Any  # a dictionary with the parameters of each network, as one vector
     target_params: Any
     q_optimizer_state: Any
     actor_optimizer_state: Any
@@ -180,7 +181,7 @@ class TrainState(NamedTuple):
 class ReplayBuffer:
     """The latest transitions, each a row of obs, next_obs, action, reward, termination. New ones replace the oldest."""
 
-    # differs from ddpg_continuous_action.py: minibatches are NumPy arrays
+    # differs from ddpg_continuous_action.py: a minibatch is one NumPy array, which `update` splits
     def __init__(self, size, obs_dim, action_dim):
         columns = [obs_dim, obs_dim, action_dim, 1, 1]
         self.rows = np.zeros((size, sum(columns)), dtype=np.float32)
@@ -196,9 +197,7 @@ class ReplayBuffer:
     def sample(self, batch_size):
         num_rows = min(self.num_added, len(self.rows))
         inds = np.random.randint(num_rows, size=batch_size)
-        rows = self.rows[inds]
-        obs, next_obs, actions, rewards, terminations = np.split(rows, self.column_ends, axis=-1)
-        return obs, next_obs, actions, rewards, terminations
+        return self.rows[inds]
 
     def state_dict(self):
         return {
@@ -269,14 +268,13 @@ if __name__ == "__main__":
     actor = Actor(envs.single_action_space.low, envs.single_action_space.high)
     qf = QNetwork()
     key, actor_key, qf1_key, qf2_key = jax.random.split(key, 4)
-    params = {
-        "actor": actor.init(actor_key, next_obs),
-        "qf1": qf.init(qf1_key, next_obs, envs.action_space.low),
-        "qf2": qf.init(qf2_key, next_obs, envs.action_space.low),
-    }
-    # flatten: all parameters become one vector, which is faster than many small arrays
-    q_optimizer = optax.flatten(optax.adam(args.learning_rate))
-    actor_optimizer = optax.flatten(optax.adam(args.learning_rate))
+    # The parameters of a network become one vector: each array that a compiled function is given costs time
+    actor_params, to_actor = ravel_pytree(actor.init(actor_key, next_obs))  # `to_actor` turns the vector back
+    qf1_params, to_qf = ravel_pytree(qf.init(qf1_key, next_obs, envs.action_space.low))
+    qf2_params, _ = ravel_pytree(qf.init(qf2_key, next_obs, envs.action_space.low))
+    params = {"actor": actor_params, "qf1": qf1_params, "qf2": qf2_params}
+    q_optimizer = optax.adam(args.learning_rate)
+    actor_optimizer = optax.adam(args.learning_rate)
     train_state = TrainState(
         key=key,
         params=params,
@@ -285,20 +283,20 @@ if __name__ == "__main__":
         actor_optimizer_state=actor_optimizer.init(params["actor"]),
     )
 
-    @partial(jax.jit, donate_argnums=0)  # the new state takes the memory of the old one
-    def act(train_state, x):
-        key, noise_key = jax.random.split(train_state.key)
-        actions = actor.apply(train_state.params["actor"], x)
+    @jax.jit
+    def act(actor_params, key, x):
+        key, noise_key = jax.random.split(key)
+        actions = actor.apply(to_actor(actor_params), x)
         noise = jax.random.normal(noise_key, actions.shape)
         actions = actions + args.exploration_noise * actor.action_scale * noise
-        return train_state._replace(key=key), actions.clip(actor.low, actor.high)
+        return key, actions.clip(actor.low, actor.high)
 
     def update_actor(train_state, mb_obs):
         # Actor: towards actions of higher value
         params = train_state.params
 
         def actor_loss_of(actor_params):  # a function of these alone: no gradients for the critics
-            return -qf.apply(params["qf1"], mb_obs, actor.apply(actor_params, mb_obs)).mean()
+            return -qf.apply(to_qf(params["qf1"]), mb_obs, actor.apply(to_actor(actor_params), mb_obs)).mean()
 
         actor_loss, gradients = jax.value_and_grad(actor_loss_of)(params["actor"])
         changes, optimizer_state = actor_optimizer.update(gradients, train_state.actor_optimizer_state)
@@ -311,24 +309,25 @@ if __name__ == "__main__":
         target_params = optax.incremental_update(train_state.params, train_state.target_params, args.tau)
         return train_state._replace(target_params=target_params)
 
-    # static: compiled twice, with an update of the policy and without
+    # donate: the new state takes the memory of the old one. static: compiled with an update of the policy and without
     @partial(jax.jit, donate_argnums=0, static_argnames="policy_is_due")
-    def update(train_state, mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, policy_is_due):
+    def update(train_state, mb_rows, policy_is_due):
+        mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = jnp.split(mb_rows, buffer.column_ends, axis=-1)
         # Critics: their target is the reward plus the discounted value of what the target actor does next, smoothed
         params = train_state.params
         target_params = train_state.target_params
         key, noise_key = jax.random.split(train_state.key)
-        next_actions = actor.apply(target_params["actor"], mb_next_obs)
+        next_actions = actor.apply(to_actor(target_params["actor"]), mb_next_obs)
         next_actions = smooth(next_actions, actor, noise_key, args.policy_noise, args.noise_clip)
-        qf1_next_values = qf.apply(target_params["qf1"], mb_next_obs, next_actions)
-        qf2_next_values = qf.apply(target_params["qf2"], mb_next_obs, next_actions)
+        qf1_next_values = qf.apply(to_qf(target_params["qf1"]), mb_next_obs, next_actions)
+        qf2_next_values = qf.apply(to_qf(target_params["qf2"]), mb_next_obs, next_actions)
         # clipped double Q-learning (Fujimoto et al. 2018, eq. 10): the larger of two estimates is often too high
         next_q_values = jnp.minimum(qf1_next_values, qf2_next_values)
         td_target = mb_rewards + args.gamma * next_q_values * (1 - mb_terminations)
 
         def qf_loss_of(q_params):
-            qf1_values = qf.apply(q_params["qf1"], mb_obs, mb_actions)
-            qf2_values = qf.apply(q_params["qf2"], mb_obs, mb_actions)
+            qf1_values = qf.apply(to_qf(q_params["qf1"]), mb_obs, mb_actions)
+            qf2_values = qf.apply(to_qf(q_params["qf2"]), mb_obs, mb_actions)
             qf1_loss = ((qf1_values - td_target) ** 2).mean()
             qf2_loss = ((qf2_values - td_target) ** 2).mean()
             qf_loss = qf1_loss + qf2_loss
@@ -390,7 +389,8 @@ if __name__ == "__main__":
         # Act: at random until learning starts, then by the policy, with noise
         obs = next_obs.copy()  # a copy: the environments reuse their array
         if global_step > args.learning_starts:
-            train_state, actions = act(train_state, obs.astype(np.float32))
+            key, actions = act(train_state.params["actor"], train_state.key, obs.astype(np.float32))
+            train_state = train_state._replace(key=key)
             actions = np.asarray(actions)
         else:
             actions = np.random.uniform(envs.action_space.low, envs.action_space.high).astype(np.float32)
@@ -398,11 +398,9 @@ if __name__ == "__main__":
         # Learn: an update for each transition, before the next step: a GPU computes while the environments step
         if global_step > args.learning_starts and buffer.num_added > 0:  # empty in the first round
             for step in range(global_step - args.num_envs + 1, global_step + 1):
-                mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = buffer.sample(args.batch_size)
+                mb_rows = buffer.sample(args.batch_size)
                 policy_is_due = step % args.policy_frequency == 0
-                train_state, new_stats = update(
-                    train_state, mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, policy_is_due
-                )
+                train_state, new_stats = update(train_state, mb_rows, policy_is_due)
                 stats |= new_stats
 
         # Step
@@ -444,7 +442,10 @@ if __name__ == "__main__":
     progress.close()
     if args.save_model:
         metadata = {"args": json.dumps(vars(args)), "global_step": str(global_step)}
-        tensors = {name: np.asarray(x) for name, x in flatten_dict(train_state.params, sep=".").items()}
+        params = {"actor": to_actor(train_state.params["actor"])}
+        for name in ("qf1", "qf2"):
+            params[name] = to_qf(train_state.params[name])
+        tensors = {name: np.asarray(x) for name, x in flatten_dict(params, sep=".").items()}
         save_file(tensors, f"{run_dir}/{args.exp_name}.safetensors", metadata)
     if run:  # evaluates, uploads, and says where everything is
         run.finish(run_dir, args, writer, make_envs, load_policy, recent_returns)

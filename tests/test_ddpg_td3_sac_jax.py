@@ -19,7 +19,6 @@ if not importlib.util.find_spec("flax"):
     pytest.skip("the extra jax is not installed", allow_module_level=True)
 
 import jax
-from jax.flatten_util import ravel_pytree
 
 from cleanrl import (
     ddpg_continuous_action,
@@ -120,6 +119,11 @@ def pairs(params, network, of_parameter=lambda x: x.data):
         yield layer["bias"], of_parameter(theirs.bias)
 
 
+def layers(finished, network, vector):
+    """The parameters of a network by their names."""
+    return finished.to_actor(vector) if network == "actor" else finished.to_qf(vector)
+
+
 def make_minibatch(rng, size=16):
     columns = [
         rng.standard_normal((size, 2)),
@@ -142,7 +146,7 @@ def test_losses_gradients_and_updates_are_those_of_the_twin(finished, monkeypatc
     for kind, params in (("", state.params), ("target", state.target_params)):
         for network in params:
             key = {"": network, "target": "target_actor" if network == "actor" else f"{network}_target"}[kind]
-            for ours, theirs in pairs(params[network], twin[key]):
+            for ours, theirs in pairs(layers(finished, network, params[network]), twin[key]):
                 theirs.copy_(torch.tensor(np.array(ours)))
     q_params = {critic: state.params[critic] for critic in CRITICS[name]}
     q_params = q_params["qf1"] if name == "ddpg" else q_params
@@ -152,7 +156,6 @@ def test_losses_gradients_and_updates_are_those_of_the_twin(finished, monkeypatc
         fresh["alpha_optimizer_state"] = finished.alpha_optimizer.init(state.log_alpha)
         twin["log_alpha"].data.fill_(float(state.log_alpha))
     state = state._replace(**fresh)
-    unravel_q, unravel_actor = ravel_pytree(q_params)[1], ravel_pytree(state.params["actor"])[1]
     for optimizer in (key for key in twin if key.endswith("_optimizer")):
         twin[optimizer].state.clear()
 
@@ -164,26 +167,27 @@ def test_losses_gradients_and_updates_are_those_of_the_twin(finished, monkeypatc
         flags = [policy_is_due, True] if name == "sac" else [policy_is_due]
         noise[:] = draws(state.key, {"ddpg": 0, "td3": 1, "sac": 1 + 2 * policy_is_due}[name], (16, 3))
         before = state.key.copy()
-        state, stats = finished.update(state, *minibatch, *flags)
+        state, stats = finished.update(state, np.concatenate(minibatch, axis=1), *flags)
         twin_stats = twin["update"](*map(torch.from_numpy, minibatch), *flags)
         assert not noise and (name == "ddpg") == bool(state.key == before)
         expected = {key: x.item() for key, x in twin_stats.items()}
         assert {key: float(x) for key, x in stats.items()} == pytest.approx(expected, rel=1e-4, abs=1e-5)
         # Adam's first moments add up the gradients
-        moments = unravel_q(state.q_optimizer_state[0].mu)
-        moments = {"qf1": moments} if name == "ddpg" else moments
-        moments["actor"] = unravel_actor(state.actor_optimizer_state[0].mu)
-        for network, tree in moments.items():
+        moments = state.q_optimizer_state[0].mu
+        moments = {"qf1": moments} if name == "ddpg" else dict(moments)
+        moments["actor"] = state.actor_optimizer_state[0].mu
+        for network, vector in moments.items():
+            tree = layers(finished, network, vector)
             optimizer = twin["actor_optimizer" if network == "actor" else "q_optimizer"]
             for ours, theirs in pairs(tree, twin[network], lambda x: optimizer.state[x]["exp_avg"]):  # noqa: B023
                 assert np.abs(ours).max() > 1e-5
                 np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-6 * float(theirs.abs().max() + 1))
     for network in state.params:
-        for ours, theirs in pairs(state.params[network], twin[network]):
+        for ours, theirs in pairs(layers(finished, network, state.params[network]), twin[network]):
             np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=5e-5)
     for network in state.target_params:
         twin_target = twin["target_actor" if network == "actor" else f"{network}_target"]
-        for ours, theirs in pairs(state.target_params[network], twin_target):
+        for ours, theirs in pairs(layers(finished, network, state.target_params[network]), twin_target):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
     if name == "sac":
         assert float(state.log_alpha) == pytest.approx(twin["log_alpha"].item(), abs=1e-5)
@@ -217,7 +221,7 @@ def test_saved_policy_is_that_of_the_twin_within_the_bounds(finished):
     name = finished.name
     envs = MODULES[name].make_envs("TwoEnds-v0", 1, False, "")
     twin = TWINS[name].Actor(envs)
-    for ours, theirs in pairs(finished.train_state.params["actor"], twin):
+    for ours, theirs in pairs(finished.to_actor(finished.train_state.params["actor"]), twin):
         theirs.copy_(torch.tensor(np.array(ours)))
     obs = np.random.default_rng(4).standard_normal((500, 2)) * np.geomspace(0.001, 1000, 500)[:, None]
     model_path = finished.run_dir / f"{name}_continuous_action_jax.safetensors"
@@ -269,19 +273,19 @@ def test_stored_transitions_stay_within_their_episode(finished):
         episodes, ends = obs[idx::2, 0], terminations[idx::2, 0]
         last = np.flatnonzero(np.diff(episodes))  # the last step of each episode
         assert len(last) > 20 and (ends[last] == episodes[last] % 2).all()
-    assert {tuple(row) for row in np.concatenate(finished.buffer.sample(6000), axis=1)} == {tuple(row) for row in rows}
+    assert {tuple(row) for row in finished.buffer.sample(6000)} == {tuple(row) for row in rows}
 
 
 @of_everyone
 def test_every_environment_and_every_action_explores_with_noise_of_its_own(finished):
-    state, obs = copied(finished.train_state), np.ones((5000, 2), np.float32)
-    state, actions = finished.act(state, obs)
-    state, again = finished.act(state, obs)
+    state, obs = finished.train_state, np.ones((5000, 2), np.float32)
+    key, actions = finished.act(state.params["actor"], state.key, obs)
+    _, again = finished.act(state.params["actor"], key, obs)
     actions, again = np.asarray(actions), np.asarray(again)
     assert (actions != again).any(1).mean() > 0.9 and len(np.unique(actions, axis=0)) > 1000
     assert ((actions >= LOW) & (actions <= HIGH)).all()
     if finished.name != "sac":
-        mean = np.asarray(finished.actor.apply(state.params["actor"], obs[:1]))
+        mean = np.asarray(finished.actor.apply(finished.to_actor(state.params["actor"]), obs[:1]))
         inside = (mean - LOW > 0.05 * (HIGH - LOW)) & (HIGH - mean > 0.05 * (HIGH - LOW))
         noise = (actions - mean) / ((HIGH - LOW) / 2)
         half = np.median(np.abs(noise), axis=0)  # of a normal variable with deviation 0.1; clipping does not move it
@@ -414,7 +418,7 @@ def test_target_networks_of_sac_move_at_their_own_frequency(monkeypatch, tmp_pat
     state = train(monkeypatch, tmp_path, SCRIPTS["sac"], *flags, "--tau", 1, "--total-timesteps", 400)["train_state"]
     for critic in ("qf1", "qf2"):  # moved once, in the last step, all the way
         params, target_params = state.params[critic], state.target_params[critic]
-        assert (ravel_pytree(params)[0] == ravel_pytree(target_params)[0]).all()
+        assert (params == target_params).all()
     state = train(monkeypatch, tmp_path, SCRIPTS["sac"], *flags, "--total-timesteps", 390, "--exp-name", "before")
     state = state["train_state"]
-    assert not (ravel_pytree(state.params["qf1"])[0] == ravel_pytree(state.target_params["qf1"])[0]).all()
+    assert not (state.params["qf1"] == state.target_params["qf1"]).all()
