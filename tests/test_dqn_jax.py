@@ -256,7 +256,7 @@ def test_actions_are_random_with_epsilon_1_and_greedy_with_epsilon_0(script):
     assert (buffer.rows[:2000, 8] == q_values.argmax(-1))[is_clear].all()
 
 
-@pytest.mark.parametrize("name", ["dqn_jax"])
+@pytest.mark.parametrize("name", ["dqn_jax", "c51_jax"])
 def test_plain_layers_start_as_those_of_pytorch(name):
     file = importlib.import_module(f"cleanrl.{name}")
     params = file.init_layer(jax.random.key(1), 100, 400)
@@ -274,7 +274,7 @@ def check_layer(params):
         np.testing.assert_allclose(ours.std(), their.std(), rtol=0.1)
 
 
-@pytest.mark.parametrize("name", ["c51_jax", "ddpg_continuous_action_jax", "sac_continuous_action_jax"])
+@pytest.mark.parametrize("name", ["ddpg_continuous_action_jax", "sac_continuous_action_jax"])
 def test_layers_of_flax_start_as_those_of_pytorch(name):
     layer = importlib.import_module(f"cleanrl.{name}").Dense(400)
     params = layer.init(jax.random.key(1), np.zeros((2, 100), np.float32))["params"]
