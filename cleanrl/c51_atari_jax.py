@@ -216,7 +216,7 @@ def linear_schedule(start_e, end_e, duration, step):
     return start_e + (end_e - start_e) * min(step / duration, 1)
 
 
-def get_action(logits, atoms):
+def get_action(logits, atoms):  # differs from c51_jax.py: always compiled, so that it may use JAX's softmax
     """The greedy actions of a batch."""
     pmfs = nn.softmax(logits)
     q_values = pmfs @ atoms  # the value of an action is the mean of its distribution
@@ -242,14 +242,14 @@ def project_distribution(pmfs, returns, atoms):
 def c51_loss(logits, next_logits, actions, rewards, terminations, gamma, atoms):
     """The loss of a minibatch (Bellemare et al. 2017, algorithm 1), and a dictionary of what to log."""
     batch = jnp.arange(len(actions))
-    next_pmfs = nn.softmax(next_logits)  # (batch, actions, atoms)
+    next_pmfs = jax.nn.softmax(next_logits)  # (batch, actions, atoms)
     next_q_values = next_pmfs @ atoms
     next_pmfs = next_pmfs[batch, next_q_values.argmax(-1)]  # those of the best actions
     returns = rewards + gamma * atoms * (1 - terminations)
     target_pmfs = project_distribution(next_pmfs, returns, atoms)
     old_actions = actions.squeeze(-1).astype(int)
     old_logits = logits[batch, old_actions]
-    old_pmfs = nn.softmax(old_logits)
+    old_pmfs = jax.nn.softmax(old_logits)
     log_pmfs = jnp.log(old_pmfs.clip(1e-5, 1 - 1e-5))  # clipped: there is no gradient beyond these bounds
     loss = -(target_pmfs * log_pmfs).sum(-1).mean()  # the cross-entropy
     taken_q_values = old_pmfs @ atoms

@@ -12,6 +12,7 @@ if __name__ == "__main__":  # Ctrl+C during the imports below ends the program w
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import json
+import math
 import os
 import random
 import sys
@@ -28,7 +29,6 @@ from safetensors.numpy import load_file, save_file
 from tqdm import tqdm
 
 try:
-    import flax.linen as nn
     import jax
     import jax.numpy as jnp
     import optax
@@ -124,29 +124,40 @@ def make_envs(env_id, num_envs, capture_video, run_dir):
     return gym.vector.SyncVectorEnv(thunks, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
 
-class Dense(nn.Module):  # differs from dqn.py: Flax's own layer starts with biases of zero
-    """A linear layer that starts as in PyTorch: weights and biases are uniform within 1 / sqrt(number of inputs)."""
-
-    size: int
-
-    @nn.compact
-    def __call__(self, x):
-        bound = x.shape[-1] ** -0.5
-        uniform = partial(jax.random.uniform, minval=-bound, maxval=bound)
-        kernel = self.param("kernel", uniform, (x.shape[-1], self.size))
-        bias = self.param("bias", uniform, (self.size,))
-        return x @ kernel + bias
+def init_layer(key, num_inputs, num_outputs):
+    """The parameters of a linear layer start as in PyTorch: uniform within 1 / sqrt(number of inputs)."""
+    bound = num_inputs**-0.5
+    kernel_key, bias_key = jax.random.split(key)
+    kernel = jax.random.uniform(kernel_key, (num_inputs, num_outputs), minval=-bound, maxval=bound)
+    bias = jax.random.uniform(bias_key, (num_outputs,), minval=-bound, maxval=bound)
+    return {"kernel": kernel, "bias": bias}
 
 
-class QNetwork(nn.Module):  # differs from dqn_jax.py: an action has a probability for each atom, as logits
-    num_actions: int
-    num_atoms: int
+def apply_layer(layer, x):
+    return x @ layer["kernel"] + layer["bias"]
 
-    @nn.compact
-    def __call__(self, x):
-        x = nn.relu(Dense(120, name="layer1")(x))
-        x = nn.relu(Dense(84, name="layer2")(x))
-        logits = Dense(self.num_actions * self.num_atoms, name="head")(x)
+
+class QNetwork:  # differs from dqn_jax.py: an action has a probability for each atom, as logits
+    """The logits of all actions. `apply` uses only what arrays of NumPy and of JAX have in common: it takes both."""
+
+    def __init__(self, num_actions, num_atoms):
+        self.num_actions = num_actions
+        self.num_atoms = num_atoms
+
+    def init(self, key, x):
+        key1, key2, key3 = jax.random.split(key, 3)
+        layers = {
+            "layer1": init_layer(key1, x.shape[-1], 120),
+            "layer2": init_layer(key2, 120, 84),
+            "head": init_layer(key3, 84, self.num_actions * self.num_atoms),
+        }
+        return {"params": layers}  # named as by Flax, which the files with larger networks use
+
+    def apply(self, params, x):
+        layers = params["params"]
+        x = apply_layer(layers["layer1"], x).clip(0)  # ReLU
+        x = apply_layer(layers["layer2"], x).clip(0)
+        logits = apply_layer(layers["head"], x)
         return logits.reshape(-1, self.num_actions, self.num_atoms)  # (batch, actions, atoms)
 
 
@@ -196,8 +207,9 @@ def linear_schedule(start_e, end_e, duration, step):
 
 
 def get_action(logits, atoms):
-    """The greedy actions of a batch."""
-    pmfs = nn.softmax(logits)
+    """The greedy actions of a batch, of NumPy or of JAX like the logits."""
+    exps = math.e ** (logits - logits.max(-1, keepdims=True))
+    pmfs = exps / exps.sum(-1, keepdims=True)  # the softmax
     q_values = pmfs @ atoms  # the value of an action is the mean of its distribution
     return q_values.argmax(-1)
 
@@ -221,14 +233,14 @@ def project_distribution(pmfs, returns, atoms):
 def c51_loss(logits, next_logits, actions, rewards, terminations, gamma, atoms):
     """The loss of a minibatch (Bellemare et al. 2017, algorithm 1), and a dictionary of what to log."""
     batch = jnp.arange(len(actions))
-    next_pmfs = nn.softmax(next_logits)  # (batch, actions, atoms)
+    next_pmfs = jax.nn.softmax(next_logits)  # (batch, actions, atoms)
     next_q_values = next_pmfs @ atoms
     next_pmfs = next_pmfs[batch, next_q_values.argmax(-1)]  # those of the best actions
     returns = rewards + gamma * atoms * (1 - terminations)
     target_pmfs = project_distribution(next_pmfs, returns, atoms)
     old_actions = actions.squeeze(-1).astype(int)
     old_logits = logits[batch, old_actions]
-    old_pmfs = nn.softmax(old_logits)
+    old_pmfs = jax.nn.softmax(old_logits)
     log_pmfs = jnp.log(old_pmfs.clip(1e-5, 1 - 1e-5))  # clipped: there is no gradient beyond these bounds
     loss = -(target_pmfs * log_pmfs).sum(-1).mean()  # the cross-entropy
     taken_q_values = old_pmfs @ atoms
@@ -286,7 +298,7 @@ if __name__ == "__main__":
     except Exception as error:  # an unknown id, a package that is missing, actions of another kind
         sys.exit(run.explain_env_error(args.env_id, error) if run else f"{args.env_id}: {error}")
     next_obs, _ = envs.reset(seed=args.seed)
-    atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)
+    atoms = np.linspace(args.v_min, args.v_max, args.n_atoms, dtype=np.float32)
     q_network = QNetwork(int(envs.single_action_space.n), args.n_atoms)
     params = q_network.init(key, next_obs)
     adam_epsilon = 0.01 / args.batch_size  # as in the paper
@@ -294,9 +306,8 @@ if __name__ == "__main__":
     optimizer = optax.flatten(adam)  # all parameters as one vector: twice as fast
     train_state = TrainState(params, jax.tree.map(jnp.copy, params), optimizer.init(params))
 
-    @jax.jit
-    def act(params, x):
-        return get_action(q_network.apply(params, x), atoms)
+    def act(params, x):  # in NumPy: for so little work, the call of a compiled function takes longer than the work
+        return np.array(get_action(q_network.apply(params, x), atoms))
 
     @partial(jax.jit, donate_argnums=0)  # the new state takes the memory of the old one
     def update(train_state, mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations):
@@ -346,6 +357,8 @@ if __name__ == "__main__":
         writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
     print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
+    num_actions = int(envs.single_action_space.n)
+    acting_params = jax.tree.map(np.array, train_state.params)  # a copy of them, as arrays of NumPy
     exploration_steps = max(args.exploration_fraction * args.total_timesteps, 1)
     stats = {}
     logged_step = global_step  # of the last log; a resumed run goes on from here
@@ -354,11 +367,10 @@ if __name__ == "__main__":
         # Act: epsilon-greedily, each environment on its own
         obs = next_obs.copy()  # a copy: the environments reuse their array
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
-        explore = np.random.rand(args.num_envs) < epsilon
-        actions = (np.random.rand(args.num_envs) * envs.single_action_space.n).astype(int)  # faster than randint
-        if not explore.all():
-            greedy_actions = np.asarray(act(train_state.params, obs.astype(np.float32)))
-            actions = np.where(explore, actions, greedy_actions)
+        actions = act(acting_params, obs.astype(np.float32))
+        for idx in range(args.num_envs):
+            if random.random() < epsilon:
+                actions[idx] = random.randrange(num_actions)
 
         # Learn: before the environments step, so that a GPU works at the same time. A round is `num_envs` steps.
         if global_step > args.learning_starts and buffer.num_added > 0:  # empty in the first round
@@ -368,6 +380,7 @@ if __name__ == "__main__":
                     train_state, stats = update(
                         train_state, mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations
                     )
+                    acting_params = jax.tree.map(np.array, train_state.params)
                 if step % args.target_network_frequency == 0:
                     train_state = update_target(train_state)
 

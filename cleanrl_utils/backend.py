@@ -30,10 +30,13 @@ def has_gpu() -> bool:
     return torch is not None and torch.cuda.is_available()
 
 
-def flax_errors() -> tuple[type[Exception], ...]:
-    """What Flax raises if parameters do not belong to a network. There are none where it is not imported."""
-    errors = sys.modules.get("flax.errors")
-    return (errors.FlaxError,) if errors else ()
+def is_misfit(error: Exception) -> bool:
+    """Whether a network in JAX, of Flax or in plain functions, was given parameters that do not belong to it."""
+    flax = sys.modules.get("flax.errors")
+    if flax is None:
+        return False
+    has_other_shape = isinstance(error, TypeError) and "contracting dimensions" in str(error)
+    return isinstance(error, flax.FlaxError | KeyError) or has_other_shape
 
 
 def gpu_name() -> str:

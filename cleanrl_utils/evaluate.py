@@ -173,8 +173,11 @@ def evaluate(
     while any(len(result) < share for result, share in zip(results, shares, strict=True)):
         try:
             actions = policy(obs)
-        except backend.flax_errors() as error:  # Flax looks at the parameters when the network is first called
-            raise OSError(f"{model_path} does not load: {textwrap.shorten(str(error), 300)}") from error
+        except Exception as error:  # a network in JAX looks at its parameters when it is first called
+            if not backend.is_misfit(error):
+                raise
+            reason = f"{error} is not in {tensor_names(model_path)}" if isinstance(error, KeyError) else str(error)
+            raise OSError(f"{model_path} does not load: {textwrap.shorten(reason, 300)}") from error
         obs, _, terminations, truncations, infos = games.step(actions)
         if show:
             show(game.render(), game.metadata.get("render_fps", 30))
@@ -226,6 +229,11 @@ def model_step(model_path: str | Path) -> int | None:
         return int(model_metadata(model_path)["global_step"])
     except (KeyError, ValueError):
         return None
+
+
+def tensor_names(model_path: str | Path) -> str:
+    with safe_open(model_path, "numpy") as model:
+        return ", ".join(sorted(model.keys()))
 
 
 def model_args(model_path: str | Path) -> dict | None:

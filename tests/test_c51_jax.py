@@ -162,6 +162,17 @@ def test_saved_policy_is_the_greedy_one_with_the_atoms_of_its_training(finished)
     assert (policy(obs) == expected.numpy()).all() and len(set(policy(obs))) == 2
 
 
+def test_it_acts_in_numpy_as_it_would_in_jax(finished):
+    params = finished.acting_params
+    jax.tree.map(np.testing.assert_array_equal, params, finished.train_state.params)
+    obs = np.random.default_rng(5).standard_normal((50, 4)).astype(np.float32)
+    logits = finished.q_network.apply(params, obs)
+    actions = c51_jax.get_action(logits, finished.atoms)
+    assert isinstance(actions, np.ndarray)  # no function of JAX is in it, which would take longer than all else
+    q_values = jax.nn.softmax(jax.jit(finished.q_network.apply)(params, obs)) @ finished.atoms
+    assert (actions == q_values.argmax(-1)).all() and (finished.act(params, obs) == actions).all()
+
+
 def test_interrupted_and_resumed_run_equals_one_that_never_stopped(finished, monkeypatch, tmp_path):
     save_checkpoint = run.save_checkpoint
 

@@ -172,14 +172,17 @@ def test_killed_and_resumed_run_equals_one_that_never_stopped(runner, num_envs):
     assert_same_run(never_stopped, checkpoint.parent)
 
 
-def test_model_of_another_network_does_not_load(runner, trained):
+@pytest.mark.parametrize("kernel, words", [(None, "layer2"), (np.zeros((7, 84), np.float32), "(7,)")])
+def test_model_of_another_network_does_not_load(runner, trained, kernel, words):
     run_dir = shutil.copytree(trained, runner.folder / trained.name)
     model = run_dir / "dqn_jax.safetensors"
     tensors = dqn_jax.load_file(model)
     del tensors["params.layer2.kernel"]
+    if kernel is not None:
+        tensors["params.layer2.kernel"] = kernel
     dqn_jax.save_file(tensors, model)
     result = runner.run("-m", "cleanrl_utils.evaluate", run_dir, check=False)
-    assert result.returncode == 1 and "does not load" in result.stderr and "layer2" in result.stderr
+    assert result.returncode == 1 and "does not load" in result.stderr and words in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1, result.stderr
 
 
@@ -225,16 +228,57 @@ def test_cartpole_is_learned(runner):
     assert np.mean(returns[-50:]) > 120, np.mean(returns[-50:])
 
 
-@pytest.mark.parametrize("name", ["dqn_jax", "c51_jax", "ddpg_continuous_action_jax", "sac_continuous_action_jax"])
-def test_layers_start_as_those_of_pytorch(name):
+def test_network_computes_in_numpy_what_it_computes_in_jax(script):
+    """It acts in NumPy, with the parameters of the latest update, and learns in JAX."""
+    variables = script(*SHORT)
+    params = variables["acting_params"]
+    assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(params))
+    jax.tree.map(np.testing.assert_array_equal, params, variables["train_state"].params)
+    obs = np.random.default_rng(5).standard_normal((50, 4)).astype(np.float32)
+    network = variables["q_network"]
+    q_values = network.apply(params, obs)
+    assert isinstance(q_values, np.ndarray)  # no function of JAX is in it, which would take longer than all else
+    np.testing.assert_allclose(q_values, jax.jit(network.apply)(params, obs), rtol=1e-4, atol=1e-5)
+    assert (variables["act"](params, obs) == q_values.argmax(-1)).all()
+
+
+def test_actions_are_random_with_epsilon_1_and_greedy_with_epsilon_0(script):
+    """The network does not learn in these steps."""
+    flags = ["--no-cuda", "--total-timesteps", "2000", "--learning-starts", "1999", "--num-envs", "2"]
+    actions = script(*flags, "--end-e", 1)["buffer"].rows[:2000, 8]
+    assert 0.45 < actions.mean() < 0.55
+    buffer = script(*flags, "--start-e", 0, "--end-e", 0, "--exp-name", "greedy")["buffer"]
+    network = dqn_jax.QNetwork(2)
+    params = network.init(jax.random.key(1), np.zeros((1, 4)))
+    q_values = np.asarray(network.apply(params, buffer.rows[:2000, :4].astype(np.float32)))
+    is_clear = np.abs(q_values[:, 0] - q_values[:, 1]) > 1e-5
+    assert is_clear.mean() > 0.9
+    assert (buffer.rows[:2000, 8] == q_values.argmax(-1))[is_clear].all()
+
+
+@pytest.mark.parametrize("name", ["dqn_jax", "c51_jax"])
+def test_plain_layers_start_as_those_of_pytorch(name):
+    file = importlib.import_module(f"cleanrl.{name}")
+    params = file.init_layer(jax.random.key(1), 100, 400)
+    check_layer(params)
+    x = np.random.default_rng(1).normal(size=(2, 100)).astype(np.float32)
+    np.testing.assert_allclose(file.apply_layer(params, x), x @ params["kernel"] + params["bias"], rtol=1e-4, atol=1e-5)
+
+
+def check_layer(params):
     """Weights and biases are uniform within one over the root of the number of inputs, biases as well."""
-    layer = importlib.import_module(f"cleanrl.{name}").Dense(400)
-    params = layer.init(jax.random.key(1), np.zeros((2, 100), np.float32))["params"]
     theirs = torch.nn.Linear(100, 400)
     for ours, their in [(params["kernel"], theirs.weight), (params["bias"], theirs.bias)]:
         ours, their = np.asarray(ours), their.detach().numpy()
         assert np.abs(ours).max() <= 0.1 and abs(ours.mean()) < 0.01
         np.testing.assert_allclose(ours.std(), their.std(), rtol=0.1)
+
+
+@pytest.mark.parametrize("name", ["ddpg_continuous_action_jax", "sac_continuous_action_jax"])
+def test_layers_of_flax_start_as_those_of_pytorch(name):
+    layer = importlib.import_module(f"cleanrl.{name}").Dense(400)
+    params = layer.init(jax.random.key(1), np.zeros((2, 100), np.float32))["params"]
+    check_layer(params)
     x = np.random.default_rng(1).normal(size=(2, 100)).astype(np.float32)
     np.testing.assert_allclose(
         layer.apply({"params": params}, x), x @ params["kernel"] + params["bias"], rtol=1e-4, atol=1e-5
