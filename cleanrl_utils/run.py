@@ -31,7 +31,7 @@ try:
     from cleanrl_utils.memory import place_buffer  # noqa: F401
     from cleanrl_utils.restore import load, restore  # noqa: F401
     from cleanrl_utils.snapshot import take_snapshot  # noqa: F401
-    from cleanrl_utils.words import count
+    from cleanrl_utils.words import plural
 except ModuleNotFoundError as error:  # a script takes that for a machine without cleanrl_utils, and trains without it
     raise ImportError(f"cleanrl_utils is there, but not complete: {error}") from error
 
@@ -257,7 +257,7 @@ def finish(
     progress.note(run_dir, {"step": last_step, "total_steps": last_step, "episodic_return": mean_return})
     lines, failed = {"run": run_dir}, False
     if recent_returns:
-        lines["training"] = f"mean return {mean_return:.2f} over the last {count(len(recent_returns), 'episode')}"
+        lines["training"] = f"mean return {mean_return:.2f} over the last {plural(len(recent_returns), 'episode')}"
     if args.save_model:
         model_path = f"{run_dir}/{args.exp_name}.safetensors"
         make_readable(model_path)

@@ -169,15 +169,6 @@ def test_command_of_a_run_gives_its_arguments_again(trained):
             assert name in ignored or getattr(again, name) == value, name
 
 
-def test_commit_is_one_whose_file_is_what_ran():
-    if not provenance.git("rev-parse", "HEAD", cwd=ROOT):
-        pytest.skip("no git repository here")
-    source = provenance.git("show", "HEAD:cleanrl/ppo.py", cwd=ROOT) + "\n"
-    commit = runs.commit_of("ppo.py", source)
-    assert commit and provenance.git("show", f"{commit}:cleanrl/ppo.py", cwd=ROOT) + "\n" == source
-    assert runs.commit_of("ppo.py", source + "# edited\n") == ""
-
-
 def test_provenance_of_a_run_is_used_where_there_is_one(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_TAGS", "v1,pr-7")
     facts = provenance.provenance(ROOT / "cleanrl" / "ppo.py")

@@ -4,7 +4,8 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 
-from cleanrl_utils.rlops.runs import Run, Warn, plural
+from cleanrl_utils.rlops.runs import Run, Warn
+from cleanrl_utils.words import plural
 
 FACTS = ("commit", "versions", "hardware")  # what --group-by knows besides arguments
 

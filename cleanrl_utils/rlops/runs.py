@@ -1,14 +1,13 @@
 """Runs from where they are: folders with TensorBoard events, or result files in git."""
 
 import csv
-import hashlib
 import json
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,9 @@ from tqdm import tqdm
 
 from cleanrl_utils.commands import command_again
 from cleanrl_utils.files import replacing
-from cleanrl_utils.git import git
 from cleanrl_utils.rlops.events import Curve, read_scalars
 from cleanrl_utils.rlops.videos import find_videos
+from cleanrl_utils.words import plural
 
 RETURN = "charts/episodic_return"
 POINTS = 50  # rows of a run in a result file
@@ -30,11 +29,6 @@ PLUMBING |= {"upload_model", "hf_entity", "checkpoint_frequency", "resume", "acc
 TRIAL = re.compile(r"_trial\d+__\d+__\d+$")  # how the tuner names its runs
 COMPUTED = {"batch_size", "minibatch_size", "num_iterations"}  # where there is a num_iterations
 Warn = Callable[[str], None]
-
-
-def plural(count: int, thing: str) -> str:
-    """1 run, 2 runs."""
-    return f"{count:,} {thing}" + ("" if count == 1 else "s")
 
 
 @dataclass
@@ -120,6 +114,12 @@ class Run:
             thinned[tag] = np.interp(edges, edges[filled], mean[filled], left=np.nan, right=np.nan)
         return edges, self.clock(edges), thinned
 
+    def curve(self, metric: str) -> Curve:
+        """A metric over the stretches that have a value."""
+        steps, seconds, thinned = self.thin(POINTS)
+        there = np.isfinite(thinned[metric])
+        return Curve(steps[there], seconds[there], thinned[metric][there])
+
     def rows(self) -> list[dict]:
         """The rows of this run in a result file."""
         returns = self.curves[RETURN]
@@ -147,16 +147,6 @@ def finite(name: str, curves: dict[str, Curve], warn: Warn) -> dict[str, Curve]:
         if good.any():
             kept[tag] = Curve(*(x[good] for x in curve)) if not good.all() else curve
     return kept
-
-
-@cache
-def commit_of(name: str, source: str) -> str:
-    """The first commit of this repository whose cleanrl/{name} is exactly this source; empty if there is none."""
-    content = source.encode()
-    blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # as git names it
-    here = Path(__file__).resolve().parents[2]
-    found = git("log", "--format=%h", f"--find-object={blob}", "--", f"cleanrl/{name}", cwd=here).split()
-    return found[-1] if found else ""
 
 
 def read_provenance(run_dir: Path, warn: Warn) -> dict:
@@ -216,8 +206,6 @@ def read_folder(run_dir: Path, warn: Warn, wanted: Callable[[dict], bool] = lamb
     if facts:
         run.commit, run.versions, run.hardware = facts["commit"], facts["versions"], facts["hardware"]
         run.tags = facts["tags"]
-    elif source:
-        run.commit = commit_of(source.name, source.read_text())
     run.videos = find_videos(run_dir, args, curves.get(RETURN))
     return run
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from cleanrl_utils.logs import tail
 from cleanrl_utils.tuner import storage
 from cleanrl_utils.tuner.training import TENTHS, Training
-from cleanrl_utils.words import count, duration
+from cleanrl_utils.words import duration, plural
 
 if TYPE_CHECKING:
     import optuna
@@ -83,8 +83,8 @@ class Session:
         import optuna
 
         tuner, (done, _) = self.tuner, self.counts()
-        size = f"{count(len(tuner.target_scores) * self.num_seeds, 'training')} each, {self.workers} at once"
-        self.progress.write(f"study {tuner.study_name}: {done} of {count(self.num_trials, 'trial')} done, {size}")
+        size = f"{plural(len(tuner.target_scores) * self.num_seeds, 'training')} each, {self.workers} at once"
+        self.progress.write(f"study {tuner.study_name}: {done} of {plural(self.num_trials, 'trial')} done, {size}")
         if isinstance(tuner.storage, str) and tuner.storage.startswith("sqlite"):
             self.progress.write(f"watch:    optuna-dashboard {tuner.storage}")
         self.progress.update(done)
@@ -164,7 +164,7 @@ class Session:
         if done + running < self.num_trials:
             return False
         if running and not self.waiting:
-            self.progress.write(f"waiting for {count(running, 'trial')} of other processes")
+            self.progress.write(f"waiting for {plural(running, 'trial')} of other processes")
         self.waiting = True
         return not running
 
