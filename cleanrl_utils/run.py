@@ -63,7 +63,10 @@ def prepare(args: Any, script: str) -> tuple[Any, dict | None]:
     if not Path(run_dir, "args.json").exists():
         sys.exit(f"--resume {run_dir}: not a run folder")
     if ranks.is_first():
-        lock_or_exit(run_dir)
+        try:
+            lock(run_dir)
+        except OSError as error:
+            sys.exit(f"cannot write the run folder {run_dir}: {error.strerror}")
     checkpoint = load(run_dir, script)
     saved = saved_args(type(args), checkpoint["args"], run_dir)
     args = command_line.parse(type(args), default=saved)
@@ -151,13 +154,6 @@ def find_teacher(args: Any) -> str:
     return str(models[0])
 
 
-def lock_or_exit(run_dir: str) -> None:
-    try:
-        lock(run_dir)
-    except OSError as error:
-        sys.exit(f"cannot write the run folder {run_dir}: {error.strerror}")
-
-
 def accelerate(args: Any, script: str, act: Callable, update: Callable, state: dict) -> tuple[Callable, Callable]:
     """The same two functions of PyTorch, faster where that is allowed: see cleanrl_utils/accelerate."""
     from cleanrl_utils import accelerate as acceleration
@@ -179,7 +175,7 @@ def start(run_dir: str, args: Any, script: str, global_step: int) -> Any:
     goes_on = global_step < final_step(args)
     try:
         os.makedirs(run_dir, exist_ok=True)
-        lock_or_exit(run_dir)
+        lock(run_dir)
         copy_script(script, run_dir)
         if goes_on:  # else both tell of the training that was
             write_json(Path(run_dir, "args.json"), vars(args))
