@@ -29,6 +29,7 @@ try:
     from cleanrl_utils.flags import parse_args  # noqa: F401
     from cleanrl_utils.lock import lock, unlock
     from cleanrl_utils.memory import place_buffer  # noqa: F401
+    from cleanrl_utils.progress import final_step
     from cleanrl_utils.restore import load, restore  # noqa: F401
     from cleanrl_utils.snapshot import take_snapshot  # noqa: F401
     from cleanrl_utils.words import plural
@@ -105,9 +106,9 @@ def saved_args(args_class: type, values: dict, run_dir: str) -> Any:
 
 def settle_finished(args: Any, saved: Any, global_step: int) -> Any:
     """The arguments to go on with. A run that has nothing left to train keeps those that it was trained with."""
-    if global_step < final_step(args):
+    if global_step < final_step(vars(args)):
         return args
-    if final_step(args) < final_step(saved):
+    if final_step(vars(args)) < final_step(vars(saved)):
         sys.exit(f"--total-timesteps {args.total_timesteps}: the run is at step {global_step} already")
     given = {name: getattr(args, name) for name in AFTER_TRAINING}
     line = f"{args.resume} is complete at step {global_step}: nothing is left to train (more --total-timesteps go on)"
@@ -118,15 +119,6 @@ def settle_finished(args: Any, saved: Any, global_step: int) -> Any:
     if ranks.is_first():
         print(line)
     return settled
-
-
-def final_step(args: Any) -> int:
-    """The step at which the training ends: it takes all environments, and whole rollouts, at a time.
-
-    Updates of an offline phase, before the first environment step, are counted as steps as well.
-    """
-    steps = args.num_envs * getattr(args, "num_steps", 1)
-    return getattr(args, "offline_steps", 0) + args.total_timesteps // steps * steps
 
 
 def find_teacher(args: Any) -> str:
@@ -172,7 +164,7 @@ def start(run_dir: str, args: Any, script: str, global_step: int) -> Any:
         return None
     if not args.resume and os.path.exists(f"{run_dir}/args.json"):
         sys.exit(f"{run_dir} is taken by a run started in the same second; start again")
-    goes_on = global_step < final_step(args)
+    goes_on = global_step < final_step(vars(args))
     try:
         os.makedirs(run_dir, exist_ok=True)
         lock(run_dir)
@@ -195,7 +187,7 @@ def start(run_dir: str, args: Any, script: str, global_step: int) -> Any:
     # After a kill there may be events beyond the checkpoint: TensorBoard discards those from `purge_step` on
     writer = SummaryWriter(run_dir, purge_step=global_step + 1 if global_step else None, max_queue=1000)
     write_in_batches(writer)
-    progress.follow(writer, run_dir, final_step(args))
+    progress.follow(writer, run_dir, final_step(vars(args)))
     if goes_on:
         rows = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
         writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", global_step)
@@ -247,7 +239,7 @@ def finish(
     if acceleration:
         acceleration.last_audit()
         acceleration.proofs.report(acceleration.replayed)
-    last_step = max(final_step(args), checkpoints.last_step(run_dir) or 0)
+    last_step = max(final_step(vars(args)), checkpoints.last_step(run_dir) or 0)
     provenance.note_step(run_dir, last_step)
     mean_return = float(np.mean(recent_returns)) if recent_returns else None
     progress.note(run_dir, {"step": last_step, "total_steps": last_step, "episodic_return": mean_return})

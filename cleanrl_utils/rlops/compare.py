@@ -8,6 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from cleanrl_utils.rlops import stats
+from cleanrl_utils.rlops.grouping import by_cell
 from cleanrl_utils.rlops.normalize import BY_RUNS, Scale
 from cleanrl_utils.rlops.runs import POINTS, RETURN, Run
 from cleanrl_utils.words import plural
@@ -63,9 +64,7 @@ class Comparison:
         self.scale, self.scales = scale, list(scales) or [scale]
         self.groups = list(dict.fromkeys(run.group for run in runs))
         self.env_ids = sorted({run.env_id for run in runs})
-        self.cells: dict[tuple[str, str], list[Run]] = defaultdict(list)
-        for run in runs:
-            self.cells[run.group, run.env_id].append(run)
+        self.cells = by_cell(runs)
         self.scores: dict[str, dict[str, np.ndarray]] = defaultdict(dict)  # group, environment: a score per seed
         for (name, env_id), mine in self.cells.items():
             self.scores[name][env_id] = np.array([run.score(metric, window) for run in mine])

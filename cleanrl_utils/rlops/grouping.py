@@ -67,6 +67,7 @@ def differences(runs: list[Run]) -> dict[str, list[str]]:
 
 
 def by_cell(runs: list[Run]) -> dict[tuple[str, str], list[Run]]:
+    """The runs of each group in each environment."""
     cells = defaultdict(list)
     for run in runs:
         cells[run.group, run.env_id].append(run)

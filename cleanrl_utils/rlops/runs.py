@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from cleanrl_utils import provenance
 from cleanrl_utils.commands import command_again
 from cleanrl_utils.files import replacing
+from cleanrl_utils.progress import final_step
 from cleanrl_utils.rlops.events import Curve, read_scalars
 from cleanrl_utils.rlops.videos import find_videos
 from cleanrl_utils.words import plural
@@ -151,17 +153,12 @@ def finite(name: str, curves: dict[str, Curve], warn: Warn) -> dict[str, Curve]:
 
 def read_provenance(run_dir: Path, warn: Warn) -> dict:
     """What the run knows of its origin; empty without it, or where it is damaged."""
-    path = run_dir / "provenance.json"
-    if not path.exists():
-        return {}
-    try:
-        facts = json.loads(path.read_text())
-        return {"global_step": facts.get("global_step")} | {
-            name: facts[name] for name in ("commit", "versions", "hardware", "tags")
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        warn(f"{run_dir}: provenance.json is damaged ({error}); not used")
-        return {}
+    facts = provenance.read(run_dir)
+    if {"commit", "versions", "hardware", "tags"} <= facts.keys():
+        return facts
+    if (run_dir / "provenance.json").exists():
+        warn(f"{run_dir}: provenance.json is damaged; not used")
+    return {}
 
 
 def note_progress(run: Run, run_dir: Path, global_step: int | None) -> None:
@@ -169,10 +166,7 @@ def note_progress(run: Run, run_dir: Path, global_step: int | None) -> None:
 
     A run notes its step when it ends. One without that note has ended if its last logged step is near enough.
     """
-    args = run.args
-    rollout = args.get("num_envs", 1) * args.get("num_steps", 1)  # trainings end with whole rollouts
-    run.budget = args.get("total_timesteps", 0) // rollout * rollout
-    run.budget += args.get("offline_steps", 0)  # updates before the first environment step count as steps
+    run.budget = final_step(run.args)
     slack = max(1000, run.budget // 100) if global_step is None else 0
     if max(run.steps, global_step or 0) >= run.budget - slack:
         return
