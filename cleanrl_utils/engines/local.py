@@ -75,7 +75,10 @@ class LocalEngine(Engine):
         self.slots[slot] = experiment, process
 
     def wait(self, seconds: float) -> None:
-        time.sleep(min(seconds, 0.1))  # then `alive` looks whether one has ended
+        """Until a supervisor ends."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and all(process.poll() is None for _, process in self.slots.values()):
+            time.sleep(0.05)
 
     def drop_waiting(self) -> None:
         self.queue.clear()
