@@ -27,7 +27,8 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from cleanrl_utils.rlops.runs import RETURN, Run, append_results, plural, read_folder, read_results
+from cleanrl_utils.rlops.runs import RETURN, Run, append_results, read_folder, read_results
+from cleanrl_utils.words import plural
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmark" / "results"

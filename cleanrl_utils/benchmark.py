@@ -26,7 +26,7 @@ from cleanrl_utils.engines.local import available_cpus
 from cleanrl_utils.experiment import Experiment, State, digest_of, forget, is_locked, read_state, write_state
 from cleanrl_utils.git import git
 from cleanrl_utils.supervisor import STOPS, USAGE_ERROR
-from cleanrl_utils.words import count
+from cleanrl_utils.words import plural
 
 
 @dataclass
@@ -228,9 +228,9 @@ def run(args: Args) -> int:
     states = {experiment.name: read_state(experiment) for experiment in experiments}
     todo = [experiment for experiment in experiments if args.restart or not states[experiment.name].is_done]
     view = View(experiments, states, args.workers or len(experiments))
-    view.say(f"{count(len(experiments), 'experiment')}: {args.command}")
+    view.say(f"{plural(len(experiments), 'experiment')}: {args.command}")
     if len(todo) < len(experiments):
-        finished = count(len(experiments) - len(todo), "experiment")
+        finished = plural(len(experiments) - len(todo), "experiment")
         view.say(f"{finished} finished earlier, skipped; --restart runs everything again")
         digests = {states[x.name].script_digest for x in experiments if x not in todo}
         if digests - {None, digest_of(experiments[0].script)}:
@@ -251,7 +251,7 @@ def run(args: Args) -> int:
         if new:
             engine.submit(new)
         if attached:
-            view.say(f"{count(len(attached), 'experiment')} submitted earlier, still waiting or running")
+            view.say(f"{plural(len(attached), 'experiment')} submitted earlier, still waiting or running")
         if engine.detaches and not args.wait and todo:
             view.say(engine.farewell())
             return 0

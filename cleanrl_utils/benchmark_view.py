@@ -11,7 +11,7 @@ from rich.text import Text
 from cleanrl_utils.experiment import Experiment, State
 from cleanrl_utils.logs import tail
 from cleanrl_utils.system import Machine
-from cleanrl_utils.words import count, duration
+from cleanrl_utils.words import duration, plural
 
 STYLES = {"running": "cyan", "done": "green", "failed": "bold red", "interrupted": "yellow", "waiting": "dim"}
 
@@ -158,7 +158,7 @@ def print_summary(
     if refused:
         console.print("nothing was trained: correct --command, the script does not take it as it is")
     elif missing:
-        console.print(f"not done: {missing} of {count(len(states), 'experiment')}; the same command goes on")
+        console.print(f"not done: {missing} of {plural(len(states), 'experiment')}; the same command goes on")
 
 
 def mean_and_std(values: list[float]) -> str:

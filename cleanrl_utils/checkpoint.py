@@ -66,11 +66,7 @@ def save_checkpoint(run_dir: str, args: Any, script: str, writer: Any, state: di
             sys.exit()  # with success: torchrun then leaves the first process the time to save
         start_clock()
         return
-    save_state(run_dir, args, script, writer, state)
-    start_clock()
-    if stop.requested:
-        unlock(run_dir)
-        end(state["global_step"], resume_command(run_dir, script))
+    save_checkpoints([run_dir], [args], script, [writer], [state])
 
 
 def save_checkpoints(run_dirs: list[str], run_args: list, script: str, writers: list, states: list[dict]) -> None:
@@ -84,7 +80,8 @@ def save_checkpoints(run_dirs: list[str], run_args: list, script: str, writers: 
         command = resume_command(run_dirs[0], script)
         if len(run_dirs) > 1:
             command += f" --num-seeds {len(run_dirs)}"
-        end(states[0]["global_step"], command)
+        step = states[0]["global_step"]
+        stop.end(f"stopped by {stop.NAMES[stop.requested]}: step {step} is saved. Go on with: {command}")
 
 
 def save_state(run_dir: str, args: Any, script: str, writer: Any, state: dict) -> None:
@@ -97,16 +94,8 @@ def save_state(run_dir: str, args: Any, script: str, writer: Any, state: dict) -
     saved["args"] = vars(args) | {"resume": None}
     saved |= backend.random_states()
     writer.flush()  # the curve up to here is on disk before the checkpoint that continues it
-    write(Path(run_dir), saved, global_step)
-
-
-def end(global_step: int, command: str) -> None:
-    stop.end(f"stopped by {stop.NAMES[stop.requested]}: step {global_step} is saved. Go on with: {command}")
-
-
-def write(run_dir: Path, checkpoint: dict, global_step: int) -> None:
-    with replacing(run_dir / "checkpoint.pt", "wb", durable=True) as file:
-        backend.save(checkpoint, file)
+    with replacing(Path(run_dir, "checkpoint.pt"), "wb", durable=True) as file:
+        backend.save(saved, file)
         # Before the checkpoint is in place: if the run is killed in between, the model only seems too old
         provenance.note_step(run_dir, global_step)
 

@@ -33,7 +33,7 @@ from cleanrl_utils import backend, command_line, provenance
 from cleanrl_utils.checkpoint import last_step
 from cleanrl_utils.envpool_games import EnvPoolGames, is_pool
 from cleanrl_utils.snapshot import end_games, layers, stop_filming
-from cleanrl_utils.words import count
+from cleanrl_utils.words import plural
 
 HAS_SCREEN = sys.platform != "linux" or bool(os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"})
 if not HAS_SCREEN:
@@ -82,7 +82,7 @@ class Evaluation:
     def __str__(self) -> str:
         low, high = self.interval
         text = f"mean return {self.mean:.2f}, std {self.std:.2f}, 95% interval of the mean [{low:.2f}, {high:.2f}]"
-        text += f", {count(len(self.returns), 'episode')}"
+        text += f", {plural(len(self.returns), 'episode')}"
         if self.num_cut_off:
             text += f" ({self.num_cut_off} cut off after {self.max_episode_steps} steps)"
         if self.global_step is not None:

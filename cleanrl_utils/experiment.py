@@ -3,7 +3,6 @@
 Everything that is known about it lies in `runs/benchmark/{name}/`: `state.json`, `log.txt` and `lock`.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -14,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cleanrl_utils.files import read_json, write_json
+from cleanrl_utils.lock import take
 
 ROOT = Path("runs/benchmark")
 PROGRESS = ("step", "total_steps", "sps", "episodic_return")  # what a run itself tells: see cleanrl_utils/progress.py
@@ -131,12 +131,9 @@ def is_locked(experiment: Experiment) -> bool:
     """Whether some process runs this experiment now."""
     try:
         with open(experiment.folder / "lock") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # never run, or no locks on this file system
-        pass
-    return False
+            return not take(file)
+    except OSError:  # never run
+        return False
 
 
 def digest_of(script: str | None) -> str | None:

@@ -128,55 +128,37 @@ def model_card(
     """The repository's README: metadata for the hub, then what a reader wants to know."""
     import huggingface_hub
 
-    env_id, exp_name, seed = args["env_id"], args["exp_name"], args["seed"]
-    entity = repo_id.partition("/")[0]
     score = huggingface_hub.EvalResult(
         task_type="reinforcement-learning",
         task_name="reinforcement-learning",
-        dataset_type=env_id,
-        dataset_name=env_id,
+        dataset_type=args["env_id"],
+        dataset_name=args["env_id"],
         metric_type="mean_reward",
         metric_name="mean_reward",
         metric_value=f"{result.mean:.2f} +/- {result.std:.2f}",
         verified=False,
     )
+    tags = ["deep-reinforcement-learning", "reinforcement-learning", "custom-implementation", "cleanrl"]
     data = huggingface_hub.ModelCardData(
         library_name="cleanrl",
-        tags=[env_id, "deep-reinforcement-learning", "reinforcement-learning", "custom-implementation", "cleanrl"],
-        model_name=exp_name,
+        tags=[args["env_id"], *tags],
+        model_name=args["exp_name"],
         eval_results=[score],
     )
-    low, high = result.interval
-    lengths = f"{min(result.lengths)}, {max(result.lengths)}"
-    if result.num_cut_off:
-        lengths += f" ({result.num_cut_off} cut off)"
-    trained = f"seed {seed}"
-    if result.global_step is not None:
-        trained += f", to step {result.global_step}"
-    if result.global_step is not None and result.run_step is not None and result.run_step > result.global_step:
-        trained += f". Its run has gone on to step {result.run_step} since"
-    shown = "\nThe policy plays in [replay.mp4](replay.mp4).\n" if video else ""
-    text = Path(__file__).with_name("model_card.md").read_text()
-    body = text.format(
-        env_id=env_id,
-        exp_name=exp_name,
-        seed=seed,
-        trained=trained,
-        source=source.name,
-        shown=shown,
-        episodes=len(result.returns),
-        mean=result.mean,
-        std=result.std,
-        low=low,
-        high=high,
-        lengths=lengths,
-        entity=entity,
-        quoted_env_id=shlex.quote(env_id),
+    card = huggingface_hub.ModelCard.from_template(
+        data,
+        template_path=Path(__file__).with_name("model_card.md"),
+        args=args,
+        result=result,
         command=command,
-        origin="\n".join(f"| {name} | {value} |" for name, value in origin.items()),
+        source=source.name,
+        origin=origin,
+        video=video,
+        entity=repo_id.partition("/")[0],
+        quoted_env_id=shlex.quote(args["env_id"]),
         arguments=json.dumps(args, indent=2),
     )
-    return f"---\n{data.to_yaml()}\n---\n\n{body}"
+    return str(card)
 
 
 def push_to_hub(

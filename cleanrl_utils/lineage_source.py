@@ -62,10 +62,7 @@ Family = dict[str, Source]  # by file name
 
 
 def load(path: Path) -> Source:
-    try:
-        return Source(path.resolve(), path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        raise LineageError(f"{path} is not UTF-8 text") from None
+    return Source(path.resolve(), path.read_text(encoding="utf-8"))
 
 
 def load_family(root: Path) -> Family:

@@ -25,14 +25,9 @@ def lock(run_dir: str | Path) -> None:
         return
     while True:
         file = open(path, "a+")  # noqa: SIM115 (it stays open for as long as the run goes on)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not take(file):
             file.seek(0)
             sys.exit(f"{run_dir}: another process trains in this folder ({file.read().strip() or 'just started'})")
-        except OSError:  # a file system without locks
-            file.close()
-            return
         if is_current(path, file):
             break
         file.close()  # its last owner has just deleted it
@@ -40,6 +35,17 @@ def lock(run_dir: str | Path) -> None:
     file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
     file.flush()
     held[folder] = file
+
+
+def take(file: IO[str]) -> bool:
+    """Lock an open file, unless another process has locked it. On a file system without locks, nobody has."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def is_current(path: Path, file: IO[str]) -> bool:

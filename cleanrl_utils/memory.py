@@ -1,9 +1,9 @@
 """Where a replay buffer has room: on the GPU, else in the memory of the machine, else nowhere."""
 
 import inspect
+import math
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,23 +41,23 @@ def place_buffer(
         return buffer_class(rows, *shape, device) if takes_device else buffer_class(rows, *shape)
 
     small, large = make(trial, cpu), make(2 * trial, cpu)
-
-    def estimate(rows: int, counts: Callable) -> float:
-        """The bytes of a buffer of so many rows, in the values that count."""
-        row = (num_bytes(large, counts) - num_bytes(small, counts)) / trial
-        return num_bytes(small, counts) + (rows - trial) * row
-
-    on_gpu = takes_device and device.type == "cuda"
-    on_device = estimate(size, is_tensor)
-    if on_gpu and on_device > GPU_SHARE * backend.pytorch().cuda.mem_get_info(device)[0]:
-        print(f"the replay buffer ({on_device / 1e9:.1f} GB) does not fit on the GPU: it stays in the machine's memory")
-        device, on_gpu = cpu, False
-    in_machine = is_array if on_gpu else is_array_or_tensor
-    promised = num_bytes(beside, is_in_machine) if beside else 0
-    need, free = estimate(size, in_machine), free_memory() - promised
+    row_of_arrays = (array_bytes(large) - array_bytes(small)) / trial
+    row_of_tensors = (tensor_bytes(large) - tensor_bytes(small)) / trial
+    arrays = array_bytes(small) + (size - trial) * row_of_arrays
+    tensors = tensor_bytes(small) + (size - trial) * row_of_tensors
+    need, row = arrays + tensors, row_of_arrays + row_of_tensors
+    if takes_device and device.type == "cuda":
+        if tensors <= GPU_SHARE * backend.pytorch().cuda.mem_get_info(device)[0]:
+            need, row = arrays, row_of_arrays
+        else:
+            print(
+                f"the replay buffer ({tensors / 1e9:.1f} GB) does not fit on the GPU: it stays in the machine's memory"
+            )
+            device = cpu
+    promised = array_bytes(beside) + tensor_bytes(beside) if beside else 0
+    free = free_memory() - promised
     if need > free:
-        row = estimate(1, in_machine) - estimate(0, in_machine)
-        most = max(int((free - estimate(0, in_machine)) / row), 0)
+        most = max(size - math.ceil((need - free) / row), 0)
         left = f" beside the {promised / 1e9:.1f} GB of another replay buffer" if beside else ""
         sys.exit(
             f"{flag} {size} takes {need / 1e9:.1f} GB, {max(free, 0) / 1e9:.1f} GB of memory are free{left}; "
@@ -66,20 +66,13 @@ def place_buffer(
     return make(size, device)
 
 
-def num_bytes(buffer: Any, counts: Callable) -> int:
-    return sum(x.nbytes for x in vars(buffer).values() if counts(x))
+def array_bytes(buffer: Any) -> int:
+    return sum(x.nbytes for x in vars(buffer).values() if isinstance(x, np.ndarray))
 
 
-def is_array(x: Any) -> bool:
-    return isinstance(x, np.ndarray)
-
-
-def is_array_or_tensor(x: Any) -> bool:
-    return is_array(x) or is_tensor(x)
-
-
-def is_in_machine(x: Any) -> bool:
-    return is_array(x) or (is_tensor(x) and not x.is_cuda)
+def tensor_bytes(buffer: Any) -> int:
+    """Of the tensors in the memory of the machine."""
+    return sum(x.nbytes for x in vars(buffer).values() if is_tensor(x) and not x.is_cuda)
 
 
 def free_memory() -> float:

@@ -11,6 +11,15 @@ from cleanrl_utils.files import read_json, write_json
 INTERVAL = 1.0  # seconds between two notes
 
 
+def final_step(args: dict[str, Any]) -> int:
+    """The step at which the training ends: it takes all environments, and whole rollouts, at a time.
+
+    Updates of an offline phase, before the first environment step, are counted as steps as well.
+    """
+    steps = args.get("num_envs", 1) * args.get("num_steps", 1)
+    return args.get("offline_steps", 0) + args.get("total_timesteps", 0) // steps * steps
+
+
 def follow(writer: Any, run_dir: str, total_steps: int) -> None:
     """From now on, note what the script logs with this writer of curves, PyTorch's or that of writer.py."""
     file = event_file(writer)

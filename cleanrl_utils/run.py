@@ -29,9 +29,10 @@ try:
     from cleanrl_utils.flags import parse_args  # noqa: F401
     from cleanrl_utils.lock import lock, unlock
     from cleanrl_utils.memory import place_buffer  # noqa: F401
+    from cleanrl_utils.progress import final_step
     from cleanrl_utils.restore import load, restore  # noqa: F401
     from cleanrl_utils.snapshot import take_snapshot  # noqa: F401
-    from cleanrl_utils.words import count
+    from cleanrl_utils.words import plural
 except ModuleNotFoundError as error:  # a script takes that for a machine without cleanrl_utils, and trains without it
     raise ImportError(f"cleanrl_utils is there, but not complete: {error}") from error
 
@@ -63,7 +64,10 @@ def prepare(args: Any, script: str) -> tuple[Any, dict | None]:
     if not Path(run_dir, "args.json").exists():
         sys.exit(f"--resume {run_dir}: not a run folder")
     if ranks.is_first():
-        lock_or_exit(run_dir)
+        try:
+            lock(run_dir)
+        except OSError as error:
+            sys.exit(f"cannot write the run folder {run_dir}: {error.strerror}")
     checkpoint = load(run_dir, script)
     saved = saved_args(type(args), checkpoint["args"], run_dir)
     args = command_line.parse(type(args), default=saved)
@@ -102,9 +106,9 @@ def saved_args(args_class: type, values: dict, run_dir: str) -> Any:
 
 def settle_finished(args: Any, saved: Any, global_step: int) -> Any:
     """The arguments to go on with. A run that has nothing left to train keeps those that it was trained with."""
-    if global_step < final_step(args):
+    if global_step < final_step(vars(args)):
         return args
-    if final_step(args) < final_step(saved):
+    if final_step(vars(args)) < final_step(vars(saved)):
         sys.exit(f"--total-timesteps {args.total_timesteps}: the run is at step {global_step} already")
     given = {name: getattr(args, name) for name in AFTER_TRAINING}
     line = f"{args.resume} is complete at step {global_step}: nothing is left to train (more --total-timesteps go on)"
@@ -115,15 +119,6 @@ def settle_finished(args: Any, saved: Any, global_step: int) -> Any:
     if ranks.is_first():
         print(line)
     return settled
-
-
-def final_step(args: Any) -> int:
-    """The step at which the training ends: it takes all environments, and whole rollouts, at a time.
-
-    Updates of an offline phase, before the first environment step, are counted as steps as well.
-    """
-    steps = args.num_envs * getattr(args, "num_steps", 1)
-    return getattr(args, "offline_steps", 0) + args.total_timesteps // steps * steps
 
 
 def find_teacher(args: Any) -> str:
@@ -151,13 +146,6 @@ def find_teacher(args: Any) -> str:
     return str(models[0])
 
 
-def lock_or_exit(run_dir: str) -> None:
-    try:
-        lock(run_dir)
-    except OSError as error:
-        sys.exit(f"cannot write the run folder {run_dir}: {error.strerror}")
-
-
 def accelerate(args: Any, script: str, act: Callable, update: Callable, state: dict) -> tuple[Callable, Callable]:
     """The same two functions of PyTorch, faster where that is allowed: see cleanrl_utils/accelerate."""
     from cleanrl_utils import accelerate as acceleration
@@ -176,10 +164,10 @@ def start(run_dir: str, args: Any, script: str, global_step: int) -> Any:
         return None
     if not args.resume and os.path.exists(f"{run_dir}/args.json"):
         sys.exit(f"{run_dir} is taken by a run started in the same second; start again")
-    goes_on = global_step < final_step(args)
+    goes_on = global_step < final_step(vars(args))
     try:
         os.makedirs(run_dir, exist_ok=True)
-        lock_or_exit(run_dir)
+        lock(run_dir)
         copy_script(script, run_dir)
         if goes_on:  # else both tell of the training that was
             write_json(Path(run_dir, "args.json"), vars(args))
@@ -199,7 +187,7 @@ def start(run_dir: str, args: Any, script: str, global_step: int) -> Any:
     # After a kill there may be events beyond the checkpoint: TensorBoard discards those from `purge_step` on
     writer = SummaryWriter(run_dir, purge_step=global_step + 1 if global_step else None, max_queue=1000)
     write_in_batches(writer)
-    progress.follow(writer, run_dir, final_step(args))
+    progress.follow(writer, run_dir, final_step(vars(args)))
     if goes_on:
         rows = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
         writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", global_step)
@@ -251,13 +239,13 @@ def finish(
     if acceleration:
         acceleration.last_audit()
         acceleration.proofs.report(acceleration.replayed)
-    last_step = max(final_step(args), checkpoints.last_step(run_dir) or 0)
+    last_step = max(final_step(vars(args)), checkpoints.last_step(run_dir) or 0)
     provenance.note_step(run_dir, last_step)
     mean_return = float(np.mean(recent_returns)) if recent_returns else None
     progress.note(run_dir, {"step": last_step, "total_steps": last_step, "episodic_return": mean_return})
     lines, failed = {"run": run_dir}, False
     if recent_returns:
-        lines["training"] = f"mean return {mean_return:.2f} over the last {count(len(recent_returns), 'episode')}"
+        lines["training"] = f"mean return {mean_return:.2f} over the last {plural(len(recent_returns), 'episode')}"
     if args.save_model:
         model_path = f"{run_dir}/{args.exp_name}.safetensors"
         make_readable(model_path)

@@ -7,7 +7,6 @@ SPEC is an `Experiment` as JSON, or a file of them, one a line. Only the standar
 """
 
 import argparse
-import fcntl
 import json
 import os
 import selectors
@@ -26,6 +25,7 @@ from typing import IO
 
 from cleanrl_utils import progress
 from cleanrl_utils.experiment import PROGRESS, Experiment, State, digest_of, read_note, read_state, write_state
+from cleanrl_utils.lock import take
 from cleanrl_utils.logs import CappedLog, tail
 from cleanrl_utils.system import die_with_parent, group_usage, signal_group
 
@@ -88,15 +88,8 @@ class Supervisor:
         """
         self.experiment.folder.mkdir(parents=True, exist_ok=True)
         with open(self.experiment.folder / "lock", "w") as file:
-            while not self.stops:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    self.wait(0.5)
-                except OSError as error:
-                    print(f"no locks on this file system ({error.strerror}): start it only once", file=sys.stderr)
-                    break
+            while not self.stops and not take(file):
+                self.wait(0.5)
             yield None if self.stops else file.fileno()
 
     def run(self) -> State:

@@ -11,6 +11,6 @@ def duration(seconds: float | None) -> str:
     return f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
 
 
-def count(number: int, thing: str) -> str:
+def plural(count: int, thing: str) -> str:
     """1 run, 2 runs."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"

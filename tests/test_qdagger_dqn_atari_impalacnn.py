@@ -476,7 +476,7 @@ def test_resuming_with_other_phases_or_another_teacher_is_refused(monkeypatch, t
 def test_finished_run_has_nothing_left_to_train(monkeypatch, trained, capsys):
     variables = run_script(monkeypatch, trained.run_dir.parents[1], "--resume", trained.run_dir)
     assert "is complete at step 250" in capsys.readouterr().out
-    assert variables["global_step"] == 250 and run.final_step(variables["args"]) == 250
+    assert variables["global_step"] == 250 and run.final_step(vars(variables["args"])) == 250
 
 
 def test_copied_out_file_trains_with_a_model_file_without_the_repository(tmp_path, teacher):

@@ -21,7 +21,7 @@ import pytest
 from conftest import ROOT
 
 optuna = pytest.importorskip("optuna", reason="the extra optuna is not installed")
-from cleanrl_utils.tuner import Tuner, session  # noqa: E402
+from cleanrl_utils.tuner import Tuner, session, storage  # noqa: E402
 from cleanrl_utils.tuner.storage import open_storage  # noqa: E402
 from cleanrl_utils.tuner.training import TENTHS, Training  # noqa: E402
 
@@ -275,12 +275,12 @@ def test_a_stopped_search_leaves_no_processes_and_continues_where_it_was(folder,
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 0 and "best: trial" in output, output
     trials = trials_of()
-    continued = {trial.user_attrs["continues"] for trial in trials if "continues" in trial.user_attrs}
+    continued = storage.requeued(trials)
     assert continued and len(trials) == 3 + len(continued)
     for trial in trials:
         assert trial.state.name == ("FAIL" if trial.number in continued else "COMPLETE")
-        if "continues" in trial.user_attrs:
-            assert trial.params == trials[trial.user_attrs["continues"]].params
+        for number in storage.requeued([trial]):
+            assert trial.params == trials[number].params
     # nothing that was finished is trained again: 3 trials x 2 seeds, less those
     assert len(calls(folder)) - before == 6 - len(finished)
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from dataclasses import asdict
 from importlib import import_module
 from json import dumps
@@ -43,8 +44,8 @@ class Engine:
         """Start what there is room for, where nobody else does."""
 
     def wait(self, seconds: float) -> None:
-        """Sleep, or less when an experiment ends."""
-        raise NotImplementedError
+        """Sleep, or less where the end of an experiment can be noticed."""
+        time.sleep(seconds)
 
     def drop_waiting(self) -> None:
         """Do not start what has not started yet."""

@@ -148,9 +148,6 @@ class AwsEngine(Engine):
         if told:
             state.update(json.loads(told[-1]))
 
-    def wait(self, seconds: float) -> None:
-        time.sleep(seconds)
-
     def drop_waiting(self) -> None:
         waiting = [x for x in self.experiments if read_state(x).status == "waiting"]
         for experiment in waiting:

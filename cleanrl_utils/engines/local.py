@@ -1,15 +1,18 @@
 """The experiments as processes on this machine, `--workers` at a time, each on its own share of the CPUs."""
 
 import os
-import selectors
 import signal
 import subprocess
+import time
 from collections import deque
 from typing import Any
 
 from cleanrl_utils.engines import Engine, spec, supervisor
-from cleanrl_utils.experiment import Experiment
+from cleanrl_utils.experiment import ROOT, Experiment
+from cleanrl_utils.logs import tail
 from cleanrl_utils.system import gpus
+
+COMPLAINTS = "supervisor.txt"  # what the supervisor of an experiment complains about: normally nothing
 
 
 def available_cpus() -> list[int]:
@@ -35,8 +38,6 @@ class LocalEngine(Engine):
         super().__init__(args)
         self.queue: deque[Experiment] = deque()
         self.slots: dict[int, tuple[Experiment, subprocess.Popen]] = {}
-        self.last_words: dict[str, str] = {}
-        self.selector = selectors.DefaultSelector()
         # A command that brings its own processes (torchrun) wants all GPUs
         self.gpus = [] if "torchrun" in args.command else visible_gpus()
 
@@ -44,13 +45,9 @@ class LocalEngine(Engine):
         self.queue.extend(experiments)
 
     def alive(self) -> set[str]:
-        for slot, (experiment, process) in list(self.slots.items()):
+        for slot, (_, process) in list(self.slots.items()):
             if process.poll() is not None:
-                self.hear(experiment.name, process)
-                if process.stderr in self.selector.get_map():
-                    self.selector.unregister(process.stderr)
                 process.stdin.close()
-                process.stderr.close()
                 del self.slots[slot]
         return {experiment.name for experiment, _ in self.slots.values()} | {x.name for x in self.queue}
 
@@ -66,31 +63,22 @@ class LocalEngine(Engine):
         environment = dict(os.environ)
         if len(self.gpus) > 1:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
-        process = subprocess.Popen(
-            supervisor(spec(experiment), *arguments),
-            stdin=subprocess.PIPE,  # the leash: closed by our end, however that comes
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=environment,
-            process_group=0,  # its own: Ctrl+C is for us to hand on
-        )
-        self.selector.register(process.stderr, selectors.EVENT_READ, (experiment.name, process))
+        with open(experiment.folder / COMPLAINTS, "wb") as stderr:
+            process = subprocess.Popen(
+                supervisor(spec(experiment), *arguments),
+                stdin=subprocess.PIPE,  # the leash: closed by our end, however that comes
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                env=environment,
+                process_group=0,  # its own: Ctrl+C is for us to hand on
+            )
         self.slots[slot] = experiment, process
 
     def wait(self, seconds: float) -> None:
-        """Until a supervisor ends: then its pipe is closed."""
-        for key, _ in self.selector.select(seconds):
-            self.hear(*key.data)
-
-    def hear(self, name: str, process: subprocess.Popen) -> None:
-        """What a supervisor complains about; normally it says nothing, until its end closes the pipe."""
-        if process.stderr not in self.selector.get_map():
-            return
-        if words := os.read(process.stderr.fileno(), 1 << 16):
-            self.last_words[name] = words.decode(errors="replace").strip()
-        else:
-            self.selector.unregister(process.stderr)
-            process.wait()  # the pipe closes a moment before the process has ended
+        """Until a supervisor ends."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and all(process.poll() is None for _, process in self.slots.values()):
+            time.sleep(0.05)
 
     def drop_waiting(self) -> None:
         self.queue.clear()
@@ -101,4 +89,4 @@ class LocalEngine(Engine):
             process.send_signal(signal.SIGINT)
 
     def reason(self, name: str) -> str:
-        return self.last_words.get(name, "").split("\n")[-1] or super().reason(name)
+        return tail(ROOT / name / COMPLAINTS, 1) or super().reason(name)

@@ -110,9 +110,6 @@ class SlurmEngine(Engine):
         final = read_state(experiment).status in ("done", "failed", "interrupted")
         return self.last_seen[self.jobs[experiment.name]] >= self.listed_at - (0 if final else self.patience)
 
-    def wait(self, seconds: float) -> None:
-        time.sleep(seconds)
-
     def drop_waiting(self) -> None:
         slurm("scancel", "--state=PENDING", *{job.split("_")[0] for job in self.jobs.values()})
         for experiment in self.experiments:

@@ -23,8 +23,9 @@ from cleanrl_utils import command_line
 from cleanrl_utils.rlops import grouping, page, plot
 from cleanrl_utils.rlops.compare import Comparison
 from cleanrl_utils.rlops.normalize import scales
-from cleanrl_utils.rlops.runs import RETURN, Run, append_results, plural, read_paths
+from cleanrl_utils.rlops.runs import RETURN, Run, append_results, read_paths
 from cleanrl_utils.rlops.wandb_runs import Query, merge_repeated, parse_filters, read_wandb
+from cleanrl_utils.words import plural
 
 RUNS, RESULTS = Path("runs"), Path("benchmark/results")
 MOST_LINES = 32  # of the table of pairs, on the terminal

@@ -8,8 +8,10 @@ from itertools import combinations
 import numpy as np
 
 from cleanrl_utils.rlops import stats
+from cleanrl_utils.rlops.grouping import by_cell
 from cleanrl_utils.rlops.normalize import BY_RUNS, Scale
-from cleanrl_utils.rlops.runs import POINTS, RETURN, Run, plural
+from cleanrl_utils.rlops.runs import POINTS, RETURN, Run
+from cleanrl_utils.words import plural
 
 FEW = 5  # seeds below which bootstrap intervals are known to be too narrow
 MANY = 12  # groups above which pairs of them are not compared
@@ -31,13 +33,6 @@ def unequal_budgets(runs: list[Run]) -> str:
     """In words, if some of these runs had more steps to learn than others; else empty."""
     budgets = sorted(budget(run) for run in runs)
     return f"{budgets[0]:,} and {budgets[-1]:,} steps" if budgets[-1] > EQUAL * budgets[0] else ""
-
-
-def curve_of(run: Run, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values, where there are any."""
-    steps, _, thinned = run.thin(POINTS)
-    there = np.isfinite(thinned[metric])
-    return steps[there], thinned[metric][there]
 
 
 @dataclass
@@ -69,9 +64,7 @@ class Comparison:
         self.scale, self.scales = scale, list(scales) or [scale]
         self.groups = list(dict.fromkeys(run.group for run in runs))
         self.env_ids = sorted({run.env_id for run in runs})
-        self.cells: dict[tuple[str, str], list[Run]] = defaultdict(list)
-        for run in runs:
-            self.cells[run.group, run.env_id].append(run)
+        self.cells = by_cell(runs)
         self.scores: dict[str, dict[str, np.ndarray]] = defaultdict(dict)  # group, environment: a score per seed
         for (name, env_id), mine in self.cells.items():
             self.scores[name][env_id] = np.array([run.score(metric, window) for run in mine])
@@ -106,19 +99,20 @@ class Comparison:
         """Sample efficiency over the common environments, up to where the shortest run of each ends."""
         if not self.summarized or self.metric.startswith("eval/"):  # those have no curve over training
             return None
-        curves = {}  # group, environment: (steps, values) of each run
+        curves = {}  # group, environment: the curve of each run
         for name in self.groups:
             for env_id in self.common:
-                curves[name, env_id] = [curve_of(run, self.metric) for run in self.cell(name, env_id)]
+                curves[name, env_id] = [run.curve(self.metric) for run in self.cell(name, env_id)]
         ends = {}
         for env_id in self.common:
-            ends[env_id] = min(steps[-1] for name in self.groups for steps, _ in curves[name, env_id])
+            ends[env_id] = min(curve.steps[-1] for name in self.groups for curve in curves[name, env_id])
         share = np.linspace(0, 1, POINTS + 1)[1:]
         lines = {}
         for name in self.groups:
             strata = []
             for env_id in self.common:
-                values = [np.interp(share * ends[env_id], *curve) for curve in curves[name, env_id]]
+                points = share * ends[env_id]
+                values = [np.interp(points, curve.steps, curve.values) for curve in curves[name, env_id]]
                 strata.append(self.normalize(np.array(values), env_id))
             lines[name] = stats.iqm_over_time(strata)
         shortest, longest = min(ends.values()), max(ends.values())

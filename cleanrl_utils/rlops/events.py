@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
 
@@ -75,11 +74,7 @@ def read_scalars(run_dir: Path, warn: Callable[[str], None] = print) -> dict[str
         records, damaged = split_records(path.read_bytes())
         start, last_step = None, 0
         for record in records:
-            try:
-                event = Event.FromString(record)
-            except DecodeError:
-                damaged = True
-                break
+            event = Event.FromString(record)
             if start is None:
                 start = event.wall_time
             kind = event.WhichOneof("what")

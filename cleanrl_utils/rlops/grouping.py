@@ -4,7 +4,8 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 
-from cleanrl_utils.rlops.runs import Run, Warn, plural
+from cleanrl_utils.rlops.runs import Run, Warn
+from cleanrl_utils.words import plural
 
 FACTS = ("commit", "versions", "hardware")  # what --group-by knows besides arguments
 
@@ -66,6 +67,7 @@ def differences(runs: list[Run]) -> dict[str, list[str]]:
 
 
 def by_cell(runs: list[Run]) -> dict[tuple[str, str], list[Run]]:
+    """The runs of each group in each environment."""
     cells = defaultdict(list)
     for run in runs:
         cells[run.group, run.env_id].append(run)

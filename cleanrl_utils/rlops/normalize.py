@@ -2,23 +2,15 @@
 
 `reference_scores.csv` has what a random policy and a human score in the 57 Atari games, as published (30 no-op starts,
 Wang et al. 2016, https://arxiv.org/abs/1511.06581, after Mnih et al. 2015), and what a random policy scores in other
-environments, measured with
-
-    python -m cleanrl_utils.rlops.normalize CartPole-v1 Acrobot-v1
+environments, measured with benchmark/random_scores.py.
 """
 
 import csv
 import re
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
-
-import tyro
-
-from cleanrl_utils import command_line
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "benchmark" / "results" / "published.csv"
 Bounds = dict[str, tuple[float, float]]
@@ -122,41 +114,3 @@ def scales(env_ids: list[str], wanted: str) -> tuple[list[Scale], Scale]:
             "give your own, with columns env_id,low,high: --normalize scores.csv"
         )
     return [scale for scale in known if scale.bounds != {}], chosen
-
-
-def random_score(env_id: str, episodes: int) -> float:
-    """The mean return of a policy that draws its actions uniformly."""
-    import gymnasium as gym
-
-    env = gym.make(env_id)
-    env.action_space.seed(1)
-    total = 0.0
-    for episode in range(episodes):
-        env.reset(seed=1 if episode == 0 else None)
-        done = False
-        while not done:
-            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-            total += float(reward)
-            done = terminated or truncated
-    return total / episodes
-
-
-def measure(env_ids: Annotated[list[str], tyro.conf.Positional], episodes: int = 100) -> None:
-    """Print rows for reference_scores.csv: what a random policy scores.
-
-    Args:
-        env_ids: the environments
-        episodes: in each of them
-    """
-    import gymnasium as gym
-
-    for env_id in env_ids:
-        try:
-            score = random_score(env_id, episodes)
-        except (gym.error.Error, ImportError) as error:
-            sys.exit(f"{env_id}: {' '.join(str(error).split())}")
-        print(f"{env_id},{score:.6g},,measured over {episodes} episodes", flush=True)
-
-
-if __name__ == "__main__":
-    command_line.run(measure, prog="python -m cleanrl_utils.rlops.normalize")

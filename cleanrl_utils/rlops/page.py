@@ -87,9 +87,8 @@ def write(comparison: Comparison, path: Path, title: str, embed_videos_mb: float
         "videos": about_videos,
         "runs": [describe(run, comparison, points, sources) for run in comparison.runs],
     }
-    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace(
-        "<", "\\u003c"
-    )  # no tag ends the script early
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    text = text.replace("<", "\\u003c")  # no tag ends the script early
     parts = files("cleanrl_utils.rlops").joinpath("web")
     page = parts.joinpath("page.html").read_text("utf-8")
     escaped = title.replace("&", "&amp;").replace("<", "&lt;")

@@ -8,7 +8,7 @@ import numpy as np
 
 from cleanrl_utils.rlops import stats
 from cleanrl_utils.rlops.compare import FEW, Comparison, Pair
-from cleanrl_utils.rlops.runs import POINTS, Run
+from cleanrl_utils.rlops.runs import Run
 
 # Colours that people with any kind of colour vision tell apart (Okabe and Ito), then again with other dashes.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A6D3B", "#7F7F7F"]
@@ -21,13 +21,13 @@ Styles = dict[str, dict[str, Any]]
 def band(runs: list[Run], metric: str, by: str, points: int = 200) -> tuple[np.ndarray, ...]:
     """Common x, mean, lower and upper bound of its 95% interval (Student's t), each run interpolated within its reach.
 
-    From where all have begun to where the first finished run ends: beyond, the mean would jump as runs drop out.
+    x are `steps` or `seconds`, from where all have begun to where the first finished run ends: beyond, the mean would
+    jump as runs drop out.
     """
     curves, ends = [], []
     for run in runs:
-        steps, seconds, thinned = run.thin(POINTS)
-        there = np.isfinite(thinned[metric])
-        curves.append(((steps if by == "steps" else seconds)[there], thinned[metric][there]))
+        curve = run.curve(metric)
+        curves.append((getattr(curve, by), curve.values))
         if run.status == "finished":
             ends.append(curves[-1][0][-1])
     end = min(ends, default=max(curve[0][-1] for curve in curves))
@@ -136,12 +136,11 @@ def draw_curves(axes: Any, comparison: Comparison, env_id: str, styles: Styles) 
             if len(runs) >= FEW:
                 axis.fill_between(x / scale, lower, upper, color=styles[name]["color"], alpha=0.18, linewidth=0)
             for run in runs:  # the axis shows every run, and of a band as much as fits: with two seeds it is endless
-                steps, seconds, thinned = run.thin(POINTS)
-                values = thinned[comparison.metric]
-                low, high = min(low, np.nanmin(values)), max(high, np.nanmax(values))
+                curve = run.curve(comparison.metric)
+                low, high = min(low, curve.values.min()), max(high, curve.values.max())
                 if 1 < len(runs) < FEW:
-                    along = (steps if by == "steps" else seconds) / scale
-                    axis.plot(along, values, color=styles[name]["color"], alpha=0.3, linewidth=0.8)
+                    along = getattr(curve, by) / scale
+                    axis.plot(along, curve.values, color=styles[name]["color"], alpha=0.3, linewidth=0.8)
         if low <= high:
             margin = 0.06 * (high - low) or 1
             axis.set_ylim(low - margin, high + margin)

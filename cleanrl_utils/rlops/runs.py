@@ -1,24 +1,25 @@
 """Runs from where they are: folders with TensorBoard events, or result files in git."""
 
 import csv
-import hashlib
 import json
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
+from cleanrl_utils import provenance
 from cleanrl_utils.commands import command_again
 from cleanrl_utils.files import replacing
-from cleanrl_utils.git import git
+from cleanrl_utils.progress import final_step
 from cleanrl_utils.rlops.events import Curve, read_scalars
 from cleanrl_utils.rlops.videos import find_videos
+from cleanrl_utils.words import plural
 
 RETURN = "charts/episodic_return"
 POINTS = 50  # rows of a run in a result file
@@ -30,11 +31,6 @@ PLUMBING |= {"upload_model", "hf_entity", "checkpoint_frequency", "resume", "acc
 TRIAL = re.compile(r"_trial\d+__\d+__\d+$")  # how the tuner names its runs
 COMPUTED = {"batch_size", "minibatch_size", "num_iterations"}  # where there is a num_iterations
 Warn = Callable[[str], None]
-
-
-def plural(count: int, thing: str) -> str:
-    """1 run, 2 runs."""
-    return f"{count:,} {thing}" + ("" if count == 1 else "s")
 
 
 @dataclass
@@ -120,6 +116,12 @@ class Run:
             thinned[tag] = np.interp(edges, edges[filled], mean[filled], left=np.nan, right=np.nan)
         return edges, self.clock(edges), thinned
 
+    def curve(self, metric: str) -> Curve:
+        """A metric over the stretches that have a value."""
+        steps, seconds, thinned = self.thin(POINTS)
+        there = np.isfinite(thinned[metric])
+        return Curve(steps[there], seconds[there], thinned[metric][there])
+
     def rows(self) -> list[dict]:
         """The rows of this run in a result file."""
         returns = self.curves[RETURN]
@@ -149,29 +151,14 @@ def finite(name: str, curves: dict[str, Curve], warn: Warn) -> dict[str, Curve]:
     return kept
 
 
-@cache
-def commit_of(name: str, source: str) -> str:
-    """The first commit of this repository whose cleanrl/{name} is exactly this source; empty if there is none."""
-    content = source.encode()
-    blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # as git names it
-    here = Path(__file__).resolve().parents[2]
-    found = git("log", "--format=%h", f"--find-object={blob}", "--", f"cleanrl/{name}", cwd=here).split()
-    return found[-1] if found else ""
-
-
 def read_provenance(run_dir: Path, warn: Warn) -> dict:
     """What the run knows of its origin; empty without it, or where it is damaged."""
-    path = run_dir / "provenance.json"
-    if not path.exists():
-        return {}
-    try:
-        facts = json.loads(path.read_text())
-        return {"global_step": facts.get("global_step")} | {
-            name: facts[name] for name in ("commit", "versions", "hardware", "tags")
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        warn(f"{run_dir}: provenance.json is damaged ({error}); not used")
-        return {}
+    facts = provenance.read(run_dir)
+    if {"commit", "versions", "hardware", "tags"} <= facts.keys():
+        return facts
+    if (run_dir / "provenance.json").exists():
+        warn(f"{run_dir}: provenance.json is damaged; not used")
+    return {}
 
 
 def note_progress(run: Run, run_dir: Path, global_step: int | None) -> None:
@@ -179,10 +166,7 @@ def note_progress(run: Run, run_dir: Path, global_step: int | None) -> None:
 
     A run notes its step when it ends. One without that note has ended if its last logged step is near enough.
     """
-    args = run.args
-    rollout = args.get("num_envs", 1) * args.get("num_steps", 1)  # trainings end with whole rollouts
-    run.budget = args.get("total_timesteps", 0) // rollout * rollout
-    run.budget += args.get("offline_steps", 0)  # updates before the first environment step count as steps
+    run.budget = final_step(run.args)
     slack = max(1000, run.budget // 100) if global_step is None else 0
     if max(run.steps, global_step or 0) >= run.budget - slack:
         return
@@ -216,8 +200,6 @@ def read_folder(run_dir: Path, warn: Warn, wanted: Callable[[dict], bool] = lamb
     if facts:
         run.commit, run.versions, run.hardware = facts["commit"], facts["versions"], facts["hardware"]
         run.tags = facts["tags"]
-    elif source:
-        run.commit = commit_of(source.name, source.read_text())
     run.videos = find_videos(run_dir, args, curves.get(RETURN))
     return run
 

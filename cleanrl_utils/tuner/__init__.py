@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -26,8 +25,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from cleanrl_utils.tuner.session import Attempt, Session
-from cleanrl_utils.tuner.storage import open_storage, without_password
 from cleanrl_utils.tuner.training import Training
 
 if TYPE_CHECKING:
@@ -122,10 +119,8 @@ class Tuner:
                 flags.append(f"{flag}={value}")
         return flags
 
-    def make_attempt(self, trial: "optuna.Trial", num_seeds: int) -> Attempt:
-        """A trial's trainings; what an interrupted predecessor had finished counts as done."""
-        params = self.params_fn(trial)
-        flags = self.to_flags(params)
+    def make_trainings(self, trial: "optuna.Trial", flags: list[str], num_seeds: int) -> list[Training]:
+        """All trainings of a trial, seed by seed."""
         study = re.sub(r"[^\w.-]", "_", self.study_name)  # part of file names
         exp_name = f"{study}_trial{trial.number}"
         trainings = []
@@ -137,15 +132,7 @@ class Tuner:
             command = [sys.executable, self.script, *first, *flags, *own]
             log = Path("runs", "tuner", study, f"trial{trial.number}_{folder}_seed{seed}.log")
             trainings.append(Training(env_id, seed, command, f"{folder}__{exp_name}__{seed}__*", log))
-        attempt = Attempt(trial, trainings, shlex.join(flags))
-        attempt.take_over(trial.user_attrs)
-        trial.set_user_attr("flags", attempt.flags)
-        if self.wandb_kwargs:
-            import wandb
-
-            names = {"name": f"{self.study_name}_{trial.number}", "group": self.study_name}
-            attempt.wandb_run = wandb.init(**names | self.wandb_kwargs, config=params, reinit="create_new")
-        return attempt
+        return trainings
 
     # Scores
 
@@ -174,6 +161,8 @@ class Tuner:
     def open_study(self, sample: dict[str, Any], num_seeds: int) -> "optuna.Study":
         """The study of this program, new or continued."""
         import optuna
+
+        from cleanrl_utils.tuner.storage import open_storage
 
         measure = {"script": Path(self.script).name, "metric": self.metric, "num_seeds": num_seeds}
         measure |= {"metric_last_n_average_window": self.window, "aggregation_type": self.aggregation_type}
@@ -209,6 +198,9 @@ class Tuner:
         try:
             import optuna
             import sqlalchemy
+
+            from cleanrl_utils.tuner.session import Session
+            from cleanrl_utils.tuner.storage import without_password
         except ImportError:
             sys.exit('the tuner needs Optuna: pip install "cleanrl[optuna]"')
         if min(num_trials, num_seeds, workers or self.workers) < 1:

@@ -11,27 +11,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import optuna
+from optuna.trial import TrialState
 from tqdm import tqdm
 
 from cleanrl_utils.logs import tail
 from cleanrl_utils.tuner import storage
 from cleanrl_utils.tuner.training import TENTHS, Training
-from cleanrl_utils.words import count, duration
+from cleanrl_utils.words import duration, plural
 
 if TYPE_CHECKING:
-    import optuna
-
     from cleanrl_utils.tuner import Tuner
 
 POLL = 0.3  # seconds between two looks at the running processes
-OUTCOMES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
+OUTCOMES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 
 
 @dataclass(eq=False)
 class Attempt:
     """A trial of this process: its trainings, seed by seed, and how many of its scores Optuna has been told."""
 
-    trial: "optuna.Trial"
+    trial: optuna.Trial
     trainings: list[Training]
     flags: str
     reported: int = 0
@@ -57,7 +57,7 @@ class Attempt:
 
 
 class Session:
-    def __init__(self, tuner: "Tuner", study: "optuna.Study", num_trials: int, num_seeds: int, workers: int) -> None:
+    def __init__(self, tuner: "Tuner", study: optuna.Study, num_trials: int, num_seeds: int, workers: int) -> None:
         self.tuner, self.study = tuner, study
         self.num_trials, self.num_seeds, self.workers = num_trials, num_seeds, workers
         self.threads = max(1, (os.cpu_count() or 1) // workers)
@@ -72,19 +72,17 @@ class Session:
     def counts(self) -> tuple[int, int]:
         """How many trials the study has behind it, and how many it has running, in all processes."""
         trials = self.study.get_trials(deepcopy=False)
-        continued = {trial.user_attrs.get("continues") for trial in trials}
+        continued = storage.requeued(trials)
         done = sum(trial.state.is_finished() and trial.number not in continued for trial in trials)
         if not self.heartbeats:  # nobody knows whether the others' trials are alive
             return done, len(self.attempts)
-        return done, sum(trial.state.name == "RUNNING" for trial in trials)
+        return done, sum(trial.state == TrialState.RUNNING for trial in trials)
 
     def run(self) -> None:
         """Work until the study has all its trials."""
-        import optuna
-
         tuner, (done, _) = self.tuner, self.counts()
-        size = f"{count(len(tuner.target_scores) * self.num_seeds, 'training')} each, {self.workers} at once"
-        self.progress.write(f"study {tuner.study_name}: {done} of {count(self.num_trials, 'trial')} done, {size}")
+        size = f"{plural(len(tuner.target_scores) * self.num_seeds, 'training')} each, {self.workers} at once"
+        self.progress.write(f"study {tuner.study_name}: {done} of {plural(self.num_trials, 'trial')} done, {size}")
         if isinstance(tuner.storage, str) and tuner.storage.startswith("sqlite"):
             self.progress.write(f"watch:    optuna-dashboard {tuner.storage}")
         self.progress.update(done)
@@ -110,8 +108,6 @@ class Session:
 
     def beat(self) -> None:
         """Show that our trials are alive, and requeue those of processes that are not."""
-        import optuna
-
         if self.heartbeats and time.monotonic() - self.last_beat > storage.HEARTBEAT:
             self.last_beat = time.monotonic()
             for attempt in self.attempts:
@@ -139,22 +135,39 @@ class Session:
         if self.heartbeats:
             self.study._storage.record_heartbeat(trial._trial_id)
         try:
-            attempt = self.tuner.make_attempt(trial, self.num_seeds)
+            attempt = self.make_attempt(trial)
         except BaseException:
-            self.study.tell(trial, state=self.state("FAIL"))
+            self.study.tell(trial, state=TrialState.FAIL)
             raise
         attempt.twin = next((other for other in self.attempts if other.flags == attempt.flags), None)
         self.attempts.append(attempt)
         if not attempt.twin:
             self.look_for_twins(attempt)
 
+    def make_attempt(self, trial: optuna.Trial) -> Attempt:
+        """A trial's trainings; what an interrupted predecessor had finished counts as done."""
+        params = self.tuner.params_fn(trial)
+        flags = self.tuner.to_flags(params)
+        trainings = self.tuner.make_trainings(trial, flags, self.num_seeds)
+        attempt = Attempt(trial, trainings, shlex.join(flags))
+        attempt.take_over(trial.user_attrs)
+        trial.set_user_attr("flags", attempt.flags)
+        if self.tuner.wandb_kwargs:
+            import wandb
+
+            study = self.tuner.study_name
+            names = {"name": f"{study}_{trial.number}", "group": study}
+            attempt.wandb_run = wandb.init(**names | self.tuner.wandb_kwargs, config=params, reinit="create_new")
+        return attempt
+
     def look_for_twins(self, attempt: Attempt) -> None:
         """Use what earlier trials with the same flags have found out: their curves, or that they were pruned."""
         for trial in self.study.get_trials(deepcopy=False):
             if trial.number == attempt.trial.number or trial.user_attrs.get("flags") != attempt.flags:
                 continue
-            if trial.state.name == "PRUNED":
-                return self.end(attempt, "PRUNED", None, f"pruned, as trial {trial.number} with the same parameters")
+            if trial.state == TrialState.PRUNED:
+                words = f"pruned, as trial {trial.number} with the same parameters"
+                return self.end(attempt, TrialState.PRUNED, None, words)
             attempt.take_over(trial.user_attrs)
         return None
 
@@ -164,15 +177,9 @@ class Session:
         if done + running < self.num_trials:
             return False
         if running and not self.waiting:
-            self.progress.write(f"waiting for {count(running, 'trial')} of other processes")
+            self.progress.write(f"waiting for {plural(running, 'trial')} of other processes")
         self.waiting = True
         return not running
-
-    @staticmethod
-    def state(name: str) -> "optuna.trial.TrialState":
-        import optuna
-
-        return optuna.trial.TrialState[name]
 
     def advance(self, attempt: Attempt) -> None:
         """Read the curves, tell Optuna what is new, and end the trial if it is over."""
@@ -214,11 +221,11 @@ class Session:
             last = attempt.reported == TENTHS * self.num_seeds
             if not last and attempt.trial.should_prune():
                 share = attempt.reported / (TENTHS * self.num_seeds)
-                return self.end(attempt, "PRUNED", None, f"pruned at {score:.4g}, after {share:.0%}")
+                return self.end(attempt, TrialState.PRUNED, None, f"pruned at {score:.4g}, after {share:.0%}")
         words = f"score {score:.4g}"
         if not any(x.process for x in attempt.trainings):
             words += ", from an earlier trial with the same parameters"
-        return self.end(attempt, "COMPLETE", score, words)
+        return self.end(attempt, TrialState.COMPLETE, score, words)
 
     def check_metric(self, training: Training, over: bool) -> None:
         """End the search if the first curves are there, and neither are they the metric nor will it come later."""
@@ -236,15 +243,15 @@ class Session:
         reason = f"{training.name} {reason}"
         log = textwrap.indent(tail(training.log, 8), "    | ")
         attempt.trial.set_user_attr("error", f"{reason}\n{log}")
-        self.end(attempt, "FAIL", None, f"failed: {reason}; {training.log} ends with\n{log}")
+        self.end(attempt, TrialState.FAIL, None, f"failed: {reason}; {training.log} ends with\n{log}")
         self.failures += 1
         if self.failures == max(3, self.workers) and not self.scored():
             sys.exit(f"the first {self.failures} trials have failed: see above")
 
-    def end(self, attempt: Attempt, state: str, score: float | None, words: str) -> None:
+    def end(self, attempt: Attempt, state: TrialState, score: float | None, words: str) -> None:
         """Tell Optuna and the user how a trial went."""
         attempt.stop()
-        self.study.tell(attempt.trial, score, state=self.state(state), skip_if_finished=True)
+        self.study.tell(attempt.trial, score, state=state, skip_if_finished=True)
         self.attempts.remove(attempt)
         values = [f"{x:.4g}" if isinstance(x, float) else str(x) for x in attempt.trial.params.values()]
         params = " ".join(map("=".join, zip(attempt.trial.params, values)))
@@ -271,7 +278,7 @@ class Session:
         return f"about {duration(seconds * (self.num_trials - done))} left"
 
     def scored(self) -> bool:
-        return any(trial.state.name in ("COMPLETE", "PRUNED") for trial in self.study.get_trials(deepcopy=False))
+        return bool(self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)))
 
     def stop(self) -> None:
         """Stop all processes; their trials go back into the queue."""
@@ -280,20 +287,20 @@ class Session:
             attempt.stop()
         for attempt in attempts:
             try:
-                storage.requeue(self.study, self.study.tell(attempt.trial, state=self.state("FAIL")))
+                storage.requeue(self.study, self.study.tell(attempt.trial, state=TrialState.FAIL))
             except Exception as error:  # the storage is gone, or another process has taken the trial over
                 print(f"trial {attempt.trial.number} stays as it was: {type(error).__name__}", file=sys.stderr)
         self.progress.close()
 
-    def finish(self) -> "optuna.trial.FrozenTrial":
+    def finish(self) -> optuna.trial.FrozenTrial:
         """Say what is best, as commands to paste."""
         tuner = self.tuner
         trials = self.study.get_trials(deepcopy=False)
-        if not any(trial.state.name == "COMPLETE" for trial in trials):
+        if not any(trial.state == TrialState.COMPLETE for trial in trials):
             sys.exit(f"no trial of the study {tuner.study_name} was trained to its end")
         best = self.study.best_trial
-        continued = {trial.user_attrs.get("continues") for trial in trials}
-        states = [trial.state.name for trial in trials if trial.number not in continued]
+        continued = storage.requeued(trials)
+        states = [trial.state for trial in trials if trial.number not in continued]
         counts = [f"{states.count(state)} {word}" for state, word in OUTCOMES.items() if state in states]
         print(f"\ntrials: {', '.join(counts)}; best: trial {best.number}, score {best.value:.4g}")
         command = f"python {tuner.script} {best.user_attrs['flags']}"

@@ -4,19 +4,16 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import optuna
+import optuna
+import sqlalchemy
 
 HEARTBEAT = 15  # seconds between two signs of life of a trial in the database
 
 
-def open_storage(url: str, tries: int = 10) -> "optuna.storages.RDBStorage":
+def open_storage(url: str, tries: int = 10) -> optuna.storages.RDBStorage:
     """The database at a URL. The first process to come makes its tables."""
-    import optuna
-    import sqlalchemy
-
     if url.startswith("sqlite:///"):
         Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
     waits = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
@@ -42,15 +39,12 @@ def without_password(storage: Any) -> str:
     return re.sub(r"(://[^:@/]*):[^@/]*@", r"\1:***@", storage) if isinstance(storage, str) else "storage"
 
 
-def requeue(study: "optuna.Study", trial: "optuna.trial.FrozenTrial") -> None:
+def requeue(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
     """Put an interrupted trial back: the next free worker continues it, without what it had finished."""
-    import optuna
+    optuna.storages.RetryHeartbeatStaleTrialCallback()(study, trial)
 
-    study.add_trial(
-        optuna.create_trial(
-            state=optuna.trial.TrialState.WAITING,
-            params=trial.params,
-            distributions=trial.distributions,
-            user_attrs=trial.user_attrs | {"continues": trial.number},
-        )
-    )
+
+def requeued(trials: list[optuna.trial.FrozenTrial]) -> set[int]:
+    """The numbers of the trials that were put back: others continue them."""
+    history = optuna.storages.RetryHeartbeatStaleTrialCallback.retry_history
+    return {number for trial in trials for number in history(trial)}

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from cleanrl_utils.files import read_json
+from cleanrl_utils.progress import final_step
 from cleanrl_utils.rlops.events import read_scalars
 from cleanrl_utils.system import die_with_parent, signal_group
 
@@ -86,8 +87,8 @@ class Training:
         if metric not in curves:
             return finished
         steps, values = curves[metric].steps, curves[metric].values
-        total = planned_steps(run_dir)
-        if total is None and not finished:  # not known yet; a script that never says it is read at its end
+        total = final_step(read_json(run_dir / "args.json"))
+        if not total and not finished:  # not known yet; a script that never says it is read at its end
             return False
         while len(self.curve) < TENTHS:
             step = np.inf if len(self.curve) == TENTHS - 1 else (total or steps[-1]) * (len(self.curve) + 1) / TENTHS
@@ -96,8 +97,3 @@ class Training:
             last = values[steps <= step][-window:]
             self.curve.append(float(np.mean(last)) if len(last) else None)
         return finished
-
-
-def planned_steps(run_dir: Path) -> int | None:
-    args = read_json(run_dir / "args.json")
-    return args.get("offline_steps", 0) + args["total_timesteps"] if "total_timesteps" in args else None
