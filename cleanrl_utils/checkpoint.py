@@ -20,37 +20,46 @@ from cleanrl_utils.lock import unlock
 from cleanrl_utils.snapshot import take_snapshot
 
 MINUTES = 10  # at most so much work is lost when a run is killed
+LARGE_SECONDS = 0.5  # checkpoints that take longer are not saved at every multiple of --checkpoint-frequency
 OURS = {"script", "args", *backend.RANDOM_STATES}  # what is not the script's state
 last_saved = time.monotonic()
+save_seconds = 0.0  # what the last checkpoint took
 
 
 # When
 
 
-def start_clock() -> None:
-    """The ten minutes until the next checkpoint begin now."""
-    global last_saved
+def start_clock(seconds: float = 0.0) -> None:
+    """The ten minutes until the next checkpoint begin now, after one that took `seconds`."""
+    global last_saved, save_seconds
     last_saved = time.monotonic()
+    save_seconds = seconds
 
 
 def checkpoint_due(args: Any, global_step: int, steps: int) -> bool:
     """Whether to save now, after the last `steps` steps.
 
     That is if they crossed a multiple of --checkpoint-frequency or ended the run, if ten minutes have passed since the
-    last checkpoint, or if the run was asked to stop. With a frequency of 0, only the latter counts.
+    last checkpoint, or if the run was asked to stop. With a frequency of 0, only the latter counts. Multiples that come
+    too soon after a large checkpoint are passed over, so that a fast run with a large state spends at most a tenth of
+    its time on saving: thousands of robots take 100,000 steps in a tenth of a second.
     """
     if global_step % 100 < steps:  # often enough: the check takes time, and a small step is short
         jax_globals.check()
-    is_late = time.monotonic() - last_saved > 60 * MINUTES
+    seconds = time.monotonic() - last_saved
+    is_late = seconds > 60 * MINUTES
+    is_too_soon = save_seconds > LARGE_SECONDS and seconds < 9 * save_seconds
     if ranks.are_connected():
         stop.install()  # `start` has done this already, but not in every process
-        stop.requested, is_late = ranks.largest([stop.requested, is_late])
+        stop.requested, is_late, is_too_soon = ranks.largest([stop.requested, is_late, is_too_soon])
     if stop.requested:
         return True
     frequency = args.checkpoint_frequency
     if frequency == 0:
         return False
-    return bool(is_late) or global_step % frequency < steps or global_step + steps > args.total_timesteps
+    is_last = global_step + steps > args.total_timesteps
+    is_multiple = global_step % frequency < steps
+    return bool(is_late or is_last or (is_multiple and not is_too_soon))
 
 
 # Save
@@ -71,9 +80,10 @@ def save_checkpoint(run_dir: str, args: Any, script: str, writer: Any, state: di
 
 def save_checkpoints(run_dirs: list[str], run_args: list, script: str, writers: list, states: list[dict]) -> None:
     """Save the runs of the seeds that one program trains side by side. If it was asked to stop, it ends here."""
+    start_time = time.monotonic()
     for run_dir, args, writer, state in zip(run_dirs, run_args, writers, states, strict=True):
         save_state(run_dir, args, script, writer, state)
-    start_clock()
+    start_clock(time.monotonic() - start_time)
     if stop.requested:
         for run_dir in run_dirs:
             unlock(run_dir)

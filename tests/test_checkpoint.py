@@ -55,6 +55,32 @@ def test_checkpoint_is_due_ten_minutes_after_the_last_one(clock):
     assert not checkpoint_due(args(), 501, 1)
 
 
+def test_large_checkpoints_take_at_most_a_tenth_of_the_time(clock):
+    checkpoint.start_clock(2.0)
+    clock.now += 17
+    assert not checkpoint_due(args(), 1000, 1)
+    assert checkpoint_due(args(), 10_000, 1)  # the end of the run
+    clock.now += 2
+    assert checkpoint_due(args(), 2000, 1) and not checkpoint_due(args(), 2001, 1)
+    checkpoint.start_clock(0.4)  # a small one
+    assert checkpoint_due(args(), 3000, 1)
+    checkpoint.start_clock(100.0)
+    clock.now += 601  # ten minutes are more important
+    assert checkpoint_due(args(), 3001, 1)
+
+
+def test_saving_is_timed(clock, monkeypatch, tmp_path):
+    def save_slowly(*_):
+        clock.now += 3
+
+    monkeypatch.setattr(checkpoint, "save_state", save_slowly)
+    save_checkpoint(str(tmp_path), args(), str(PPO), None, {"global_step": 1000})
+    clock.now += 26
+    assert not checkpoint_due(args(), 2000, 1)
+    clock.now += 2
+    assert checkpoint_due(args(), 3000, 1)
+
+
 def test_without_a_frequency_a_checkpoint_is_due_only_when_the_run_is_asked_to_stop(clock, monkeypatch):
     clock.now += 10_000
     assert not any(checkpoint_due(args(frequency=0), step, 1) for step in range(1, 10_001))
