@@ -97,6 +97,8 @@ def advice(env_id: str, error: Exception) -> str | None:
     if unknown and env_id not in (game, f"{game}-v5"):
         known = is_atari(game) or not importlib.util.find_spec("ale_py")
         return f"an Atari game, for {atari_file()}" if known else "no such Atari game"
+    if isinstance(error, gym.error.NameNotFound) and is_mentioned_by_script('f"ale_py:{env_id}"'):
+        return "no such Atari game; those have ids like BreakoutNoFrameskip-v4"  # gymnasium might suggest a robot
     if "'num_levels'" in text or ("list_all_envs" in text and is_mentioned_by_script("num_levels")):
         return f"no game of Procgen; those are {PROCGEN}, or with harder levels ids like StarpilotHard-v0"
     if "list_all_envs" in text:
