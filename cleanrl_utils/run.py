@@ -135,6 +135,8 @@ def find_teacher(args: Any) -> str:
             advice = f"train one with {script} --save-model, and name its folder: --teacher-model-path RUN_DIR"
             sys.exit(f"no teacher ({error}); {advice}")
     models = sorted(Path(place).glob("*.safetensors")) if Path(place).is_dir() else [Path(place)]
+    if not models and Path(place, "checkpoint.pt").exists():  # a model is saved at the end of a training
+        sys.exit(f"--teacher-model-path {place}: the run has no model; --resume it to its end with --save-model")
     if len(models) != 1 or not models[0].is_file():
         sys.exit(f"--teacher-model-path {place}: neither a model file nor a run folder with one model (--save-model)")
     game = (model_args(models[0]) or {}).get("env_id", args.env_id)

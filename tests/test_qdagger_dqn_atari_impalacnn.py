@@ -522,6 +522,15 @@ def test_mistake_gets_one_clear_line(runner, teacher):
     assert not list(runner.folder.iterdir())
 
 
+def test_teacher_that_was_stopped_is_to_be_resumed_first(monkeypatch, tmp_path):
+    run_dir = tmp_path / "stopped"
+    run_dir.mkdir()
+    (run_dir / "checkpoint.pt").touch()
+    with pytest.raises(SystemExit, match="the run has no model; --resume it to its end with --save-model"):
+        run_script(monkeypatch, tmp_path, *SHORT, "--teacher-model-path", run_dir)
+    assert list(tmp_path.iterdir()) == [run_dir]
+
+
 def test_model_of_another_file_is_refused(monkeypatch, tmp_path):
     model = tmp_path / "model.safetensors"
     save_file(QNetwork(THREE_ACTIONS).state_dict(), model)
