@@ -29,6 +29,14 @@ some_files = pytest.mark.parametrize(
 )
 
 
+@files
+def test_page_does_not_say_that_a_file_proven_on_a_gpu_was_never_run_on_one(script):
+    records = json.loads((ROOT / "cleanrl_utils" / "accelerate" / "proofs.json").read_text())
+    page = (ROOT / "docs" / "rl-algorithms" / f"{script.stem}.md").read_text()
+    if any(record["file"] == script.name and record["device"] == "cuda" for record in records):
+        assert "The file has not been run on a GPU" not in " ".join(page.split())
+
+
 def skip_without_packages(script: Path) -> None:
     packages = []
     if "atari" in script.stem:
