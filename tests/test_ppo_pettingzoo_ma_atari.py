@@ -136,6 +136,16 @@ def test_one_players_point_in_pong_is_the_others_loss():
     assert (rewards[:, 0] != rewards[:, 2]).any()  # two games, not one
 
 
+def test_player_who_does_not_serve_in_pong_loses_points_that_the_other_one_does_not_win():
+    """So a score can be far below -21, as the page says: the game goes on until it is truncated."""
+    game = Game("pong_v3")
+    game.reset(seed=1)
+    for _step in range(1000):
+        _, _, termination, truncation, _ = game.step([0, 0])
+        assert not termination and not truncation
+    assert game.returns.min() < -21 and game.returns.max() <= 0
+
+
 def test_screens_are_shrunk_by_the_mean_of_the_area_of_each_pixel_in_the_blue_channel():
     def overlaps(size):  # how much of each old pixel lies in each of the 84 new ones
         edges = np.arange(85) * size / 84
