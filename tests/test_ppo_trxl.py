@@ -617,6 +617,23 @@ def test_resumed_run_equals_one_of_the_same_seed_that_never_stopped(runner, neve
     assert_same_run(never_stopped, checkpoint.parent)
 
 
+@pytest.mark.parametrize(
+    "flag, value",
+    [
+        ("--trxl-dim", 16),
+        ("--trxl-num-heads", 1),
+        ("--trxl-num-layers", 5),
+        ("--trxl-memory-length", 3),
+        ("--trxl-positional-encoding", "none"),
+    ],
+)
+def test_transformer_cannot_change_when_a_run_is_resumed(runner, never_stopped, flag, value):
+    flags = ["--resume", never_stopped, "--total-timesteps", 640, flag, value]
+    result = runner.run(TRXL, *flags, check=False)
+    assert result.returncode == 1 and len(result.stderr.splitlines()) == 1, result.stderr
+    assert f"{flag} is " in result.stderr and "there and cannot change" in result.stderr
+
+
 def test_where_episodes_start_again_their_memories_are_forgotten():
     envs = make_envs("CartPole-v1", 2, False, "")
     next_obs, _ = envs.reset(seed=1)
