@@ -149,6 +149,19 @@ def test_mask_of_taxi_follows_the_observation():
     assert env.observation_space.contains((state, mask))
 
 
+def test_mask_is_needed_in_the_last_step_of_an_episode_too():
+    class Forgetful(gym.Wrapper):
+        def step(self, action):
+            obs, reward, termination, truncation, info = self.env.step(action)
+            return obs, reward, termination, truncation, {} if truncation else info
+
+    env = ActionMask(Forgetful(gym.make("Taxi-v4", max_episode_steps=2)))
+    (_, mask), _ = env.reset(seed=1)
+    env.step(mask.argmax())
+    with pytest.raises(ValueError, match="no info\\['action_mask'\\]"):
+        env.step(mask.argmax())
+
+
 def test_masks_of_a_method_join_observations_of_any_kind():
     """A matrix and a list of bools become one vector; at the end of an episode each observation has its own mask."""
     envs = make_envs("masked_envs:Whims-v0", 2, False, "")
