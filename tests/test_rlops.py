@@ -836,6 +836,8 @@ def test_wandb_that_does_not_answer_is_one_line(elsewhere, monkeypatch):
         main(Args(filters=[["?we=e&wpn=p", "ppo?tag=v1"]], env_ids=["CartPole-v1"]))
     instead = "python -m cleanrl_utils.rlops --exp-name ppo --tags v1 --env-ids CartPole-v1"
     assert str(error.value) == f"{line.replace('cleanrl', 'p')}; the same with local runs: {instead}"
+    with pytest.raises(ValueError, match=r"cleanrl_utils.rlops --exp-name ppo --metric charts/SPS$"):
+        main(Args(filters=[["?we=e&wpn=p&metric=charts/SPS", "ppo"]]))
     monkeypatch.setattr(wandb, "Api", FakeApi)
     with pytest.raises(ValueError, match="W&B, p: no runs match the filters"):
         main(Args(wandb_project_name="p"))
