@@ -24,6 +24,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from cleanrl_utils import provenance
+from cleanrl_utils.lineage import FAMILY
 from cleanrl_utils.rlops import compare, events, grouping, normalize, plot, runs, wandb_report, wandb_runs
 from cleanrl_utils.rlops.__main__ import Args, main
 
@@ -466,6 +467,10 @@ def test_picture_names_every_curve_and_cuts_nothing_off(elsewhere):
     styles = [(line.get_color(), line.get_linestyle()) for line in legend.get_lines()]
     assert len(set(styles)) == 14
     plt.close(figure)
+
+
+def test_as_many_groups_as_there_are_files_are_drawn_differently():
+    assert len(plot.COLOURS) * len(set(plot.DASHES)) >= len(FAMILY)
 
 
 @pytest.mark.parametrize("longest, expected", [(500, (1, "")), (500_000, (1e3, "k")), (1_500_000, (1e6, "M"))])

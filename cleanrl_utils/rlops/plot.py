@@ -12,7 +12,7 @@ from cleanrl_utils.rlops.runs import Run
 
 # Colours that people with any kind of colour vision tell apart (Okabe and Ito), then again with other dashes.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A6D3B", "#7F7F7F"]
-DASHES = ["-", "--", ":", "-."]
+DASHES = ["-", "--", ":", "-.", (0, (4, 1, 1, 1, 1, 1))]
 COLUMN, ROW = 3.7, 2.7  # inches
 MOST_PAIRS = 15  # that are drawn
 Styles = dict[str, dict[str, Any]]
