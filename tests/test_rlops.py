@@ -358,7 +358,7 @@ def test_unequal_environments_are_named_and_left_out_of_the_whole(elsewhere, cap
     main(Args())
     out = capsys.readouterr().out
     assert "- C-v0: no runs of ppo; left out of what is said over all environments" in out
-    assert "Over A-v0, B-v0, normalized: in each, 0 is the lowest" in out and "| all 2 together | dqn | ppo |" in out
+    assert "Over A-v0, B-v0, normalized: in each, 0 is the lowest" in out and "| both together | dqn | ppo |" in out
 
 
 def make_seeds(folder: Path, env_id: str, **scores: float) -> None:
