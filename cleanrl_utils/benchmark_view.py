@@ -158,7 +158,10 @@ def print_summary(
     if refused:
         console.print("nothing was trained: correct --command, the script does not take it as it is")
     elif missing:
-        console.print(f"not done: {missing} of {plural(len(states), 'experiment')}; the same command goes on")
+        # Ended by itself and without a run folder: a wrong environment, a package that is missing
+        futile = [state for state in states.values() if state.exit_code and state.exit_code > 0 and not state.run_dir]
+        advice = "the same command goes on" if missing > len(futile) else "correct what the log says"
+        console.print(f"not done: {missing} of {plural(len(states), 'experiment')}; {advice}")
 
 
 def mean_and_std(values: list[float]) -> str:

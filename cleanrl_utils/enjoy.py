@@ -30,7 +30,7 @@ from cleanrl_utils.evaluate import HAS_SCREEN, MAX_EPISODE_STEPS, Evaluation, de
 from cleanrl_utils.huggingface import ALGORITHMS, HubError, load_pulled, pull_from_hub, repository
 
 
-def find_run(exp_name: str, env_id: str, seed: int) -> Path | None:
+def find_run(exp_name: str, env_id: str, seed: int | str) -> Path | None:
     """The newest run of that name that has a model."""
     pattern = f"{env_id.replace('/', '_')}__{exp_name}__{seed}__*/{exp_name}.safetensors"
     models = sorted(Path("runs").glob(pattern), key=lambda path: path.stat().st_mtime)
@@ -104,6 +104,8 @@ def main(
             if age:
                 print(f"warning: {age}", file=sys.stderr)
         else:
+            if not hf_entity and not hf_repository and (other := find_run(exp_name, env_id, "*")):
+                print(f"note: runs/ has no model of seed {seed}, but {other}; looking on the hub", file=sys.stderr)
             name = hf_repository or repository(hf_entity or "cleanrl", env_id, exp_name, seed)
             folder, video_dir = pull_from_hub(name), Path("runs", "enjoy", name.replace("/", "_"))
             args, module, model_path, source = load_pulled(folder)

@@ -80,8 +80,10 @@ class Evaluation:
         return float(low), float(high)
 
     def __str__(self) -> str:
-        low, high = self.interval
-        text = f"mean return {self.mean:.2f}, std {self.std:.2f}, 95% interval of the mean [{low:.2f}, {high:.2f}]"
+        text = f"return {self.mean:.2f}"
+        if len(self.returns) > 1:  # a single one has no spread
+            low, high = self.interval
+            text = f"mean {text}, std {self.std:.2f}, 95% interval of the mean [{low:.2f}, {high:.2f}]"
         text += f", {plural(len(self.returns), 'episode')}"
         if self.num_cut_off:
             text += f" ({self.num_cut_off} cut off after {self.max_episode_steps} steps)"

@@ -32,7 +32,7 @@ def parse_args(args_class: Any) -> Any:
     line = find_old_spelling(args_class, sys.argv[1:]) or find_computed(script.read_text(), sys.argv[1:])
     if line:
         sys.exit(line)
-    return command_line.parse(args_class)
+    return command_line.parse(args_class, prog=f"python {sys.argv[0]}")
 
 
 def find_computed(source: str, argv: list[str]) -> str | None:

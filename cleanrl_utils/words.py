@@ -14,3 +14,7 @@ def duration(seconds: float | None) -> str:
 def plural(count: int, thing: str) -> str:
     """1 run, 2 runs."""
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
+def all_of(count: int) -> str:
+    return "both" if count == 2 else f"all {count}"

@@ -87,6 +87,13 @@ def test_a_failed_a_hanging_and_a_killed_experiment_are_reported_and_do_not_stop
     assert "not done: 3 of 4 experiments; the same command goes on" in result.stdout
 
 
+def test_an_environment_that_does_not_exist_is_nothing_to_go_on_with(runner):
+    result = runner.run(*sweep("exit1", "ok", seeds=2), check=False)
+    assert result.returncode == 1
+    assert "not done: 2 of 4 experiments; correct what the log says" in result.stdout
+    assert "goes on" not in result.stdout
+
+
 def test_gigabytes_of_output_leave_a_small_log_and_do_not_stop_the_others(runner):
     command = f"python {STAND_IN} --gigabytes 3"
     result = runner.run(*sweep("flood", "exit1", "ok", command=command, flags=["--max-log-mb", 1]), check=False)

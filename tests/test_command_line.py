@@ -17,7 +17,7 @@ PPO = ["cleanrl/ppo.py"]
         ([*PPO, "--accelerate", "fast"], "invalid choice 'fast' for argument '--accelerate'. Expected one of"),
         ([*PPO, "--seed"], "Missing value for argument '--seed'"),
         ([*PPO, "--seed", "x"], "Error parsing --seed: invalid literal for int() with base 10: 'x'"),
-        ([*PPO, "--sede", "1"], "Unrecognized options: --sede, 1; perhaps you meant --seed (all flags: "),
+        ([*PPO, "--sede", "1"], "Unrecognized options: --sede, 1; perhaps you meant --seed (all flags: python "),
         ([*PPO, "--learning-rate", "1,5"], "Error parsing --learning-rate: could not convert string to float: '1,5'"),
         (["-m", "cleanrl_utils.evaluate", "--episode", "3"], "Unrecognized options: --episode, 3; perhaps you meant"),
         (["-m", "cleanrl_utils.enjoy", "--foo"], "Unrecognized options: --foo"),

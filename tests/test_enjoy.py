@@ -132,6 +132,16 @@ def test_what_is_missing_is_said_in_one_line(trained, play, flags, message):
     assert message in str(stop.value) and "\n" not in str(stop.value)
 
 
+def test_a_model_of_another_seed_is_named_before_the_hub_is_asked(trained, play, monkeypatch, capsys):
+    def fail(name):
+        raise enjoy.HubError(name)
+
+    monkeypatch.setattr(enjoy, "pull_from_hub", fail)
+    with pytest.raises(SystemExit, match="cannot play"):
+        play("--exp-name", "ppo", "--env-id", "CartPole-v1", "--seed", "4")
+    assert f"no model of seed 4, but runs/{trained.name}" in capsys.readouterr().err
+
+
 def test_without_the_extra_the_hub_is_not_asked(play, monkeypatch):
     monkeypatch.setitem(enjoy.sys.modules, "huggingface_hub", None)
     with pytest.raises(SystemExit, match=r'cannot play: the hub needs an extra: pip install "cleanrl\[hub\]"'):

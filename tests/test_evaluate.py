@@ -224,6 +224,11 @@ def test_interval_covers_the_mean_of_a_known_distribution_about_as_often_as_it_s
     assert Evaluation([5.0, 5.0], []).interval == (5.0, 5.0)
 
 
+def test_a_single_episode_has_no_spread():
+    assert str(Evaluation([97.0], [97])) == "return 97.00, 1 episode"
+    assert "std 1.00" in str(Evaluation([97.0, 99.0], [97, 99]))
+
+
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
     return Runner(tmp_path_factory.mktemp("trained")).train(*SHORT, "--save-model", "--total-timesteps", "20480")

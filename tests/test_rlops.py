@@ -24,6 +24,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from cleanrl_utils import provenance
+from cleanrl_utils.lineage import FAMILY
 from cleanrl_utils.rlops import compare, events, grouping, normalize, plot, runs, wandb_report, wandb_runs
 from cleanrl_utils.rlops.__main__ import Args, main
 
@@ -357,7 +358,7 @@ def test_unequal_environments_are_named_and_left_out_of_the_whole(elsewhere, cap
     main(Args())
     out = capsys.readouterr().out
     assert "- C-v0: no runs of ppo; left out of what is said over all environments" in out
-    assert "Over A-v0, B-v0, normalized: in each, 0 is the lowest" in out and "| all 2 together | dqn | ppo |" in out
+    assert "Over A-v0, B-v0, normalized: in each, 0 is the lowest" in out and "| both together | dqn | ppo |" in out
 
 
 def make_seeds(folder: Path, env_id: str, **scores: float) -> None:
@@ -466,6 +467,10 @@ def test_picture_names_every_curve_and_cuts_nothing_off(elsewhere):
     styles = [(line.get_color(), line.get_linestyle()) for line in legend.get_lines()]
     assert len(set(styles)) == 14
     plt.close(figure)
+
+
+def test_as_many_groups_as_there_are_files_are_drawn_differently():
+    assert len(plot.COLOURS) * len(set(plot.DASHES)) >= len(FAMILY)
 
 
 @pytest.mark.parametrize("longest, expected", [(500, (1, "")), (500_000, (1e3, "k")), (1_500_000, (1e6, "M"))])
@@ -836,6 +841,8 @@ def test_wandb_that_does_not_answer_is_one_line(elsewhere, monkeypatch):
         main(Args(filters=[["?we=e&wpn=p", "ppo?tag=v1"]], env_ids=["CartPole-v1"]))
     instead = "python -m cleanrl_utils.rlops --exp-name ppo --tags v1 --env-ids CartPole-v1"
     assert str(error.value) == f"{line.replace('cleanrl', 'p')}; the same with local runs: {instead}"
+    with pytest.raises(ValueError, match=r"cleanrl_utils.rlops --exp-name ppo --metric charts/SPS$"):
+        main(Args(filters=[["?we=e&wpn=p&metric=charts/SPS", "ppo"]]))
     monkeypatch.setattr(wandb, "Api", FakeApi)
     with pytest.raises(ValueError, match="W&B, p: no runs match the filters"):
         main(Args(wandb_project_name="p"))

@@ -364,6 +364,7 @@ def test_more_than_eight_groups_are_told_apart_and_named(opened_many):
     script = "[...document.querySelector('#charts svg').querySelectorAll('path.mean')]"
     looks = opened_many.ask(f"{script}.map(x => getComputedStyle(x).stroke + x.getAttribute('stroke-dasharray'))")
     assert len(set(looks)) == 12
+    assert opened_many.ask("8 * new Set(DASHES).size") == 40  # more than there are files
     legend = "[...document.querySelector('#charts svg').querySelectorAll('.legend text')].map(x => x.textContent)"
     assert opened_many.ask(legend) == [f"variant_{index:02}" for index in range(12)]
     opened_many.choose("groupby", "run")  # 60 curves in a chart: it names some, and a picture to keep names all

@@ -345,6 +345,13 @@ def test_every_page_of_an_algorithm_has_its_source_family_and_difference(site):
         assert f'id="L{len(source.lines)}"' in listing
 
 
+def test_page_of_a_file_that_has_results_shows_their_curves_by_step_and_by_time(site):
+    for source in FAMILY.values():
+        results = ROOT / "benchmark" / "results" / f"{source.path.stem}.csv"
+        page = (site / "rl-algorithms" / f"{source.path.stem}.html").read_text()
+        assert not results.exists() or page.count('<figure class="curves">') >= 2, source.path.stem
+
+
 def test_page_of_curves_has_the_scores_and_curves_of_every_result_file(site):
     page = (site / "curves.html").read_text()
     files = [path for path in (ROOT / "benchmark" / "results").glob("*.csv") if learning_curves.read(path)]

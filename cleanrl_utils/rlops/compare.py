@@ -11,7 +11,7 @@ from cleanrl_utils.rlops import stats
 from cleanrl_utils.rlops.grouping import by_cell
 from cleanrl_utils.rlops.normalize import BY_RUNS, Scale
 from cleanrl_utils.rlops.runs import POINTS, RETURN, Run
-from cleanrl_utils.words import plural
+from cleanrl_utils.words import all_of, plural
 
 FEW = 5  # seeds below which bootstrap intervals are known to be too narrow
 MANY = 12  # groups above which pairs of them are not compared
@@ -128,7 +128,7 @@ class Comparison:
             shared = [env for env in self.env_ids if env in self.scores[x] and env in self.scores[y]]
             found += [Pair(env, x, y, [env]) for env in shared]
             if len(shared) > 1:
-                found.append(Pair(f"all {len(shared)} together", x, y, shared))
+                found.append(Pair(f"{all_of(len(shared))} together", x, y, shared))
         return found
 
     def of(self, name: str, env_ids: list[str]) -> stats.Strata:

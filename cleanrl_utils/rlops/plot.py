@@ -9,10 +9,11 @@ import numpy as np
 from cleanrl_utils.rlops import stats
 from cleanrl_utils.rlops.compare import FEW, Comparison, Pair
 from cleanrl_utils.rlops.runs import Run
+from cleanrl_utils.words import all_of
 
 # Colours that people with any kind of colour vision tell apart (Okabe and Ito), then again with other dashes.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A6D3B", "#7F7F7F"]
-DASHES = ["-", "--", ":", "-."]
+DASHES = ["-", "--", ":", "-.", (0, (4, 1, 1, 1, 1, 1))]
 COLUMN, ROW = 3.7, 2.7  # inches
 MOST_PAIRS = 15  # that are drawn
 Styles = dict[str, dict[str, Any]]
@@ -161,7 +162,7 @@ def draw_aggregate(axis: Any, comparison: Comparison, styles: Styles) -> None:
         axis.plot(stats.pooled_iqm(strata), -position, "|", color=colour, markersize=11, markeredgewidth=2.5)
     names = [fill(name, 24) for name in comparison.groups]
     axis.set_yticks([-i for i in range(len(names))], names, fontsize=8)
-    axis.set(title=f"all {len(comparison.common)} environments", xlabel="IQM of normalized scores")
+    axis.set(title=f"{all_of(len(comparison.common))} environments", xlabel="IQM of normalized scores")
     axis.set_ylim(0.6 - len(names), 0.6)
 
 

@@ -108,13 +108,14 @@ def merge_repeated(words: list[str], warn: Warn) -> list[str]:
     return merged + (["--env-ids", *dict.fromkeys(env_ids)] if "--env-ids" in words else [])
 
 
-def local_command(names: list[tuple[str, dict[str, list[str]]]], env_ids: list[str]) -> str:
+def local_command(names: list[tuple[str, dict[str, list[str]]]], env_ids: list[str], metric: str = RETURN) -> str:
     """The command that makes the same comparison of runs in `runs/`."""
     words = ["python", "-m", "cleanrl_utils.rlops"]
     words += ["--exp-name", *dict.fromkeys(name for name, _ in names)] if names else []
     tags = dict.fromkeys(";".join(values["tag"]) for _, values in names if "tag" in values)
     words += ["--tags", *tags] if tags else []
     words += ["--env-ids", *env_ids] if env_ids else []
+    words += ["--metric", metric] if metric != RETURN else []
     return shlex.join(words)
 
 
@@ -144,7 +145,7 @@ def read_query(api: Any, query: Query, metric: str, scan_history: bool, warn: Wa
 def read_wandb(queries: list[Query], metric: str, scan_history: bool, warn: Warn) -> list[Run]:
     """The runs of some queries; ValueError says in a line what went wrong, and what does the same with local runs."""
     names = [(name, {"tag": tags} if tags else {}) for x in queries for name in x.exp_names for tags in x.tags or [[]]]
-    instead = f"the same with local runs: {local_command(names, queries[0].env_ids)}"
+    instead = f"the same with local runs: {local_command(names, queries[0].env_ids, queries[0].metric)}"
     runs, where = [], queries[0].where
     try:
         import wandb

@@ -138,7 +138,8 @@ def figure(paths: list[Path], by: str) -> str:
     legend = "".join(f'<span class="series-{colours[name]}"><i></i>{escape(name)}</span>' for name in algorithms)
     charts = "".join(panel(env_id, series, colours, by) for env_id, series in panels.items())
     several = any(len(group) > 1 for series in panels.values() for group in series.values())
-    note = "Episodic return" + ("; each run thin, the mean over seeds thick." if several else " of one run each.")
+    one = " of one run." if len(runs) == 1 else " of one run each."
+    note = "Episodic return" + ("; each run thin, the mean over seeds thick." if several else one)
     if by == "time":
         hardware = dict.fromkeys(run.hardware for run in runs if run.hardware)
         note += f" Wall-clock time on: {escape('; '.join(hardware))}."

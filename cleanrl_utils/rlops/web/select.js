@@ -54,8 +54,8 @@ function searched() { // the runs that match, and a complaint about words that n
   return { runs, complaint: unknown.length ? `No run has ${unknown.join(", ")}.` : "" };
 }
 
-// ---- eight colours, each with four dashes; a group keeps its own whatever is filtered ----
-const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
+// ---- eight colours, each with five dashes; a group keeps its own whatever is filtered ----
+const DASHES = ["", "7 4", "2 3", "9 3 2 3", "9 3 2 3 2 3"];
 const places = new Map();
 function place(name) {
   if (!places.has(name)) places.set(name, places.size);

@@ -95,7 +95,7 @@ function judge(xs, ys) { // cells of two groups, environment by environment
 function verdictCard(name, mine, base) {
   const shared = [...mine.keys()].filter((env) => base.has(env)).sort(compare);
   const tests = shared.map((env) => [env, [env]]);
-  if (shared.length > 1) tests.push([`all ${shared.length} together`, shared]);
+  if (shared.length > 1) tests.push([`${shared.length === 2 ? "both" : `all ${shared.length}`} together`, shared]);
   const element = h("div", { class: "verdict" }, h("h3", {}, label(name)));
   for (const [where, envs] of tests) {
     const [x, y] = [mine, base].map((cells) => envs.map((env) => cells.get(env)));
