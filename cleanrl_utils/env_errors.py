@@ -4,6 +4,7 @@ Only mistakes of the user are explained: a wrong id, a package that is not insta
 in somebody's own environment keeps its traceback, which shows where the bug is.
 """
 
+import difflib
 import importlib.util
 import re
 import sys
@@ -98,7 +99,7 @@ def advice(env_id: str, error: Exception) -> str | None:
         known = is_atari(game) or not importlib.util.find_spec("ale_py")
         return f"an Atari game, for {atari_file()}" if known else "no such Atari game"
     if isinstance(error, gym.error.NameNotFound) and is_mentioned_by_script('f"ale_py:{env_id}"'):
-        return "no such Atari game; those have ids like BreakoutNoFrameskip-v4"  # gymnasium might suggest a robot
+        return f"no such Atari game; those have ids like {closest_game(game)}"  # gymnasium might suggest a robot
     if "'num_levels'" in text or ("list_all_envs" in text and is_mentioned_by_script("num_levels")):
         return f"no game of Procgen; those are {PROCGEN}, or with harder levels ids like StarpilotHard-v0"
     if "list_all_envs" in text:
@@ -123,6 +124,14 @@ def is_atari(game: str) -> bool:
     if importlib.util.find_spec("ale_py"):
         importlib.import_module("ale_py")  # registers its games
     return f"{game}NoFrameskip-v4" in gym.registry
+
+
+def closest_game(game: str) -> str:
+    """The id of the Atari game whose name is most alike, or of Breakout if none is."""
+    ending = "NoFrameskip-v4"
+    games = [env_id.removesuffix(ending) for env_id in gym.registry if env_id.endswith(ending)]
+    closest = difflib.get_close_matches(game, games, n=1)
+    return (closest or ["Breakout"])[0] + ending
 
 
 def is_mentioned_by_script(word: str) -> bool:

@@ -461,7 +461,8 @@ def test_direction_of_a_drifting_bar_is_learned_from_the_stack_of_frames(runner)
 @pytest.mark.parametrize(
     "env_id, words",
     [
-        ("Breako-v5", ["Breako-v5", "`Breakout`"]),
+        ("Breako-v5", ["no such Atari game", "like BreakoutNoFrameskip-v4"]),
+        ("SpaceInvader", ["no such Atari game", "like SpaceInvadersNoFrameskip-v4"]),
         ("CartPole-v1", ["no Atari game", "BreakoutNoFrameskip-v4"]),
         ("BreakoNoFrameskip-v4", ["no such Atari game"]),
         ("ALE/Breako-v5", ["no such Atari game"]),

@@ -667,7 +667,7 @@ def test_resuming_with_another_number_of_steps_is_refused(monkeypatch, trained):
 def test_mistake_gets_one_clear_line(runner):
     for flags, words in (
         (["--env-id", "BreakoNoFrameskip-v4"], "no such Atari game"),
-        (["--env-id", "Nope"], "no such Atari game; those have ids like BreakoutNoFrameskip-v4"),
+        (["--env-id", "Nope"], "no such Atari game; those have ids like"),
         (["--num-envs", "100", "--buffer-size", "200"], "--n-step x --num-envs"),
         (["--n-step", "0"], "--n-step"),
     ):
