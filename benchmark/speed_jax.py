@@ -54,15 +54,15 @@ from functools import partial
 import jax
 from cleanrl import ppo_continuous_action_mjx as FILE
 env_id, num_envs, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-env = FILE.make_jax_env(env_id)
-states = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), num_envs))[0]
+env = FILE.make_jax_env(env_id).env  # as Brax has it: the file carries less from step to step
+states = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), num_envs))
 
 @partial(jax.jit, donate_argnums=0)
 def play(states, key):
     def step(states, key):
-        actions = jax.random.uniform(key, (num_envs, env.num_actions), minval=-1, maxval=1)
-        states, _, rewards, _ = jax.vmap(env.step)(states, actions)
-        return states, rewards.sum()
+        actions = jax.random.uniform(key, (num_envs, env.action_size), minval=-1, maxval=1)
+        states = jax.vmap(env.step)(states, actions)
+        return states, states.reward.sum()
     return jax.lax.scan(step, states, jax.random.split(key, 16))
 
 count = max(steps // (16 * num_envs), 1)

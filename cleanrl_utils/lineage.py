@@ -64,9 +64,9 @@ FAMILY = {
     "pqn.py": ("ppo.py", 84),
     "pqn_atari_envpool.py": ("ppo_atari_envpool.py", 88),
     "pqn_atari_envpool_lstm.py": ("pqn_atari_envpool.py", 78),
-    "dqn_atari_jax.py": ("dqn_jax.py", 70),
+    "dqn_atari_jax.py": ("dqn_jax.py", 75),
     "c51_jax.py": ("dqn_jax.py", 69),
-    "c51_atari_jax.py": ("c51_jax.py", 78),
+    "c51_atari_jax.py": ("c51_jax.py", 80),
     "ddpg_continuous_action_jax.py": ("ddpg_continuous_action.py", 160),
     "td3_continuous_action_jax.py": ("ddpg_continuous_action_jax.py", 42),
     "sac_continuous_action_jax.py": ("td3_continuous_action_jax.py", 115),
@@ -74,7 +74,7 @@ FAMILY = {
     "ppo_atari_envpool_xla_jax_scan.py": ("ppo_atari_envpool_xla_jax.py", 65),
     "qdagger_dqn_atari_jax_impalacnn.py": ("dqn_atari_jax.py", 205),
     "ppo_jax.py": ("none", 600),
-    "ppo_continuous_action_mjx.py": ("ppo_jax.py", 130),
+    "ppo_continuous_action_mjx.py": ("ppo_jax.py", 155),
 }
 BUDGETS = {name: budget for name, (_, budget) in FAMILY.items()}
 MAX_WIDTH, MAX_DEPTH = 120, 5

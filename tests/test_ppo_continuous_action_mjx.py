@@ -2,7 +2,6 @@
 
 import importlib.util
 import signal
-import types
 
 import numpy as np
 import pytest
@@ -74,12 +73,12 @@ def test_statistics_are_those_of_all_observations_together():
 
 def test_actions_are_executed_clipped():
     env = mjx.BraxEnv("inverted_pendulum", "spring")
-    state, _ = jax.eval_shape(env.reset, jax.random.key(0))  # its shapes alone: to simulate takes long to compile
-    assert env.obs_dim == 4 and env.num_actions == 1 and state.obs.shape == (4,)
+    packed, obs = jax.eval_shape(env.reset, jax.random.key(0))  # its shapes alone: to simulate takes long to compile
+    assert env.obs_dim == 4 and env.num_actions == 1 and obs.shape == (4,)
     seen = []
-    env.env.step = lambda state, action: seen.append(action) or state
-    state = type("State", (), {"obs": jnp.zeros(4), "reward": jnp.float32(1), "done": 1.0})()
-    _, _, reward, termination = mjx.BraxEnv.step(env, state, jnp.array([5.0]))
+    end = {"obs": jnp.zeros(4), "reward": jnp.float32(1), "done": 1.0}
+    env.env.step = lambda state, action: seen.append(action) or state.replace(**end)
+    _, _, reward, termination = mjx.BraxEnv.step(env, packed, jnp.array([5.0]))
     assert seen[0].tolist() == [1.0] and reward == 1 and bool(termination)
 
 
@@ -168,6 +167,23 @@ def test_mjx_trains_and_the_evaluation_plays_the_same_robot(runner):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["ant", "halfcheetah", "humanoid"])
+def test_robot_goes_on_from_its_packed_state_as_from_the_whole_one(name):
+    """What is left out is not needed: it is not finite, and would show."""
+    env, rng = mjx.make_jax_env(name), np.random.default_rng(3)
+    reset, step = jax.jit(env.env.reset), jax.jit(env.env.step)
+    state = reset(jax.random.key(3))
+    packed = env.pack(state)
+    assert len(jax.tree.leaves(packed)) < 20 < 100 < len(jax.tree.leaves(state))
+    for action in rng.uniform(-1.5, 1.5, (5, env.num_actions)):
+        state = step(state, action.clip(-1, 1))
+        packed, obs, reward, termination = env.step(packed, action)
+        np.testing.assert_allclose(obs, state.obs, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(reward, state.reward, rtol=1e-3, atol=1e-3)
+        assert termination == bool(state.done)
+
+
+@pytest.mark.slow
 def test_pendulum_is_balanced_longer_after_training(runner):
     flags = ["--no-cuda", "--env-id", "inverted_pendulum/spring", "--num-envs", "64", "--learning-rate", "0.001"]
     run_dir = runner.train(*flags, "--total-timesteps", "102400", script=SCRIPT)
@@ -179,7 +195,7 @@ def test_pendulum_is_balanced_longer_after_training(runner):
 @pytest.mark.parametrize("env_id, camera", [("ant/spring", "track"), ("inverted_pendulum/spring", None)])
 def test_camera_follows_a_robot_that_can_run_away(env_id, camera, monkeypatch):
     robot = mjx.Robot(env_id, "rgb_array")
-    robot.state = types.SimpleNamespace(pipeline_state="a state")
+    robot.state = ("a state", None, None)
     pictures = []
     monkeypatch.setattr(robot.env.env, "render", lambda states, **how: pictures.append(how) or states)
     assert robot.render() == "a state"
