@@ -300,7 +300,8 @@ if __name__ == "__main__":
     run_dir = args.resume or f"runs/{run_name}"
     scores = np.zeros(args.num_envs)  # of the games so far; a resumed run starts new games
     try:
-        pool_size = min(32, (args.num_envs + 1) // 2)  # two pools or more: one gets its actions while others play
+        # differs from ppo_atari_envpool_xla_jax.py: four pools or more, as Python does nothing between their turns
+        pool_size = min(32, (args.num_envs + 3) // 4)
         columns = [slice(i, i + pool_size) for i in range(0, args.num_envs, pool_size)]
         envs = [make_envs(args.env_id, len(scores[c]), args.capture_video, run_dir) for c in columns]
     except Exception as error:  # an unknown id, a package that is missing, actions of another kind
@@ -496,7 +497,9 @@ if __name__ == "__main__":
         train_state, games, means, explained_variance = iterate(train_state, games, iteration_key, learning_rate)
 
         # Log: every game, and the means over all minibatches of this iteration
-        played = jax.device_get(games._replace(handles=None, next_obs=None, obs=None))
+        # One call fetches everything from the device, as each would wait for it anew
+        results = games._replace(handles=None, next_obs=None, obs=None), means, explained_variance
+        played, means, explained_variance = jax.device_get(results)
         for step in range(args.num_steps):
             scores += played.points[step]  # not clipped; scores are of whole games
             for idx in np.flatnonzero(played.games_over[step]):
@@ -507,7 +510,6 @@ if __name__ == "__main__":
                 writer.add_scalar("charts/episodic_length", played.lengths[step, idx], episode_step)
                 scores[idx] = 0
             global_step += args.num_envs
-        means = jax.device_get(means)
         checked = {"rewards": played.rewards} | means
         for name, x in checked.items():
             if not np.isfinite(x).all():

@@ -421,18 +421,20 @@ def test_nothing_is_learned_from_a_reset_step():
 @pytest.mark.gpu
 @pytest.mark.parametrize("script", [SCRIPT, SCRIPT.with_stem(f"{SCRIPT.stem}_scan")], ids=lambda script: script.stem)
 def test_games_on_a_gpu_are_those_of_the_python_interface(script, tmp_path):
-    """Of both pools, in every iteration: without its barrier, the scan read rewards of the second one from pictures."""
+    """Of all pools, in every iteration: without its barrier, the scan read rewards of the second one from pictures."""
     flags = ["--env-id", "Pong-v5", "--num-envs", 8, "--num-steps", 32, "--num-minibatches", 1, "--update-epochs", 1]
     result = run_script(script, tmp_path, *flags, "--total-timesteps", 3 * 8 * 32)
     assert jax.default_backend() == "gpu"
     pools = []
+    size = 8 // len(result.rollouts[0].seeds)
     for seed in result.rollouts[0].seeds:
-        settings = {"num_envs": 4, "episodic_life": True, "reward_clip": True, "seed": seed}
+        settings = {"num_envs": size, "episodic_life": True, "reward_clip": True, "seed": seed}
         pools.append(envpool.make_gymnasium("Pong-v5", **settings))
         pools[-1].reset()
     for rollout in result.rollouts:
         for step in range(32):
-            outcomes = [pool.step(rollout.actions[step, 4 * i : 4 * i + 4]) for i, pool in enumerate(pools)]
+            actions = np.split(rollout.actions[step], len(pools))
+            outcomes = [pool.step(x) for pool, x in zip(pools, actions, strict=True)]
             next_obs, rewards, terminations, truncations = (np.concatenate(x) for x in list(zip(*outcomes))[:4])
             np.testing.assert_array_equal(rollout.rewards[step], rewards)
             np.testing.assert_array_equal(rollout.terminations[step], terminations)

@@ -1,7 +1,10 @@
 """PPO in JAX with one compiled program per iteration: it does what its parent does in loops of Python."""
 
+import functools
 import importlib.util
 import re
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +21,18 @@ from cleanrl import ppo_atari_envpool_xla_jax_scan as ours
 SCRIPT = ROOT / "cleanrl" / "ppo_atari_envpool_xla_jax_scan.py"
 
 
+@functools.cache
+def script_with_the_pools_of_the_parent():
+    """A copy that plays two pools instead of four: each has a seed of its own, so only then are the games the same."""
+    parent.kept_folders.append(tempfile.TemporaryDirectory())
+    copy = Path(parent.kept_folders[-1].name, SCRIPT.name)
+    four, two = "(args.num_envs + 3) // 4", "(args.num_envs + 1) // 2"
+    text = SCRIPT.read_text()
+    assert text.count(four) == 1 and two in parent.SCRIPT.read_text()
+    copy.write_text(text.replace(four, two))
+    return copy
+
+
 def test_advantages_and_returns_are_those_of_the_twin():
     parent.assert_same_advantages(ours.compute_gae)
 
@@ -25,7 +40,7 @@ def test_advantages_and_returns_are_those_of_the_twin():
 @pytest.mark.slow
 def test_iterations_are_those_of_the_parent():
     """From the same seed: the same games, the same marks of reset steps, and the same weights up to rounding."""
-    scanned, looped = parent.recorded_run(SCRIPT), parent.recorded_run()
+    scanned, looped = parent.recorded_run(script_with_the_pools_of_the_parent()), parent.recorded_run()
     for one, other in zip(scanned.rollouts, looped.rollouts, strict=True):
         for name in ours.Games._fields[1:]:
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
@@ -64,7 +79,7 @@ def test_several_epochs_and_minibatches_are_those_of_the_parent(tmp_path):
     flags = ["--no-cuda", "--num-envs", 3, "--num-steps", 16, "--num-minibatches", 3, "--update-epochs", 2]
     flags += ["--total-timesteps", 144, "--no-norm-adv", "--no-clip-vloss", "--no-anneal-lr"]
     models = []
-    for name, script in (("ours", SCRIPT), ("parents", parent.SCRIPT)):
+    for name, script in (("ours", script_with_the_pools_of_the_parent()), ("parents", parent.SCRIPT)):
         (tmp_path / name).mkdir()
         result = parent.run_script(script, tmp_path / name, *flags)
         models.append(jax.tree.leaves(result.rollouts[-1].model))
@@ -79,9 +94,11 @@ def test_pool_gets_its_actions_before_the_next_pool_is_waited_for():
     names = ("train_state", "games", "iteration_key", "learning_rate")
     program = variables["iterate"].lower(*(variables[name] for name in names)).compile().as_text()
     calls = [re.findall(r'custom_call_target="\w+EnvPool_(\d+)_(recv|send)"', part) for part in program.split("\n\n")]
-    (in_loop,) = [part for part in calls if [call for _, call in part] == ["recv", "send", "recv", "send"]]
+    num_pools = len(variables["envs"])
+    assert num_pools == 4
+    (in_loop,) = [part for part in calls if [call for _, call in part] == ["recv", "send"] * num_pools]
     pools = [pool for pool, _ in in_loop]
-    assert pools[0] == pools[1] != pools[2] == pools[3]
+    assert pools[::2] == pools[1::2] and len(set(pools)) == num_pools
 
 
 @pytest.mark.slow
