@@ -320,7 +320,8 @@ if __name__ == "__main__":
         return get_action(q_network.apply(params, x), atoms)
 
     @partial(jax.jit, donate_argnums=0)  # the new state takes the memory of the old one
-    def update(train_state, mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations):
+    def update(train_state, minibatch):
+        mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = minibatch
         next_logits = q_network.apply(train_state.target_params, mb_next_obs)
 
         def loss_of(params):
@@ -387,10 +388,8 @@ if __name__ == "__main__":
         if global_step > args.learning_starts and buffer.num_added > 0:  # empty in the first round
             for step in range(global_step - args.num_envs + 1, global_step + 1):
                 if step % args.train_frequency == 0:
-                    mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = buffer.sample(args.batch_size)
-                    train_state, stats = update(
-                        train_state, mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations
-                    )
+                    minibatch = buffer.sample(args.batch_size)
+                    train_state, stats = update(train_state, minibatch)
                 if step % args.target_network_frequency == 0:
                     train_state = update_target(train_state)
 

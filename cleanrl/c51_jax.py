@@ -172,7 +172,8 @@ class TrainState(NamedTuple):
 class ReplayBuffer:
     """The latest transitions, each a row of obs, next_obs, action, reward, termination. New ones replace the oldest."""
 
-    def __init__(self, size, obs_dim, action_dim):  # differs from dqn.py: minibatches are NumPy arrays
+    # differs from dqn.py: a minibatch is one NumPy array, which `update` splits
+    def __init__(self, size, obs_dim, action_dim):
         columns = [obs_dim, obs_dim, action_dim, 1, 1]
         self.rows = np.zeros((size, sum(columns)))
         self.column_ends = np.cumsum(columns)[:-1]
@@ -187,9 +188,7 @@ class ReplayBuffer:
     def sample(self, batch_size):
         num_rows = min(self.num_added, len(self.rows))
         inds = np.random.randint(num_rows, size=batch_size)
-        rows = self.rows[inds].astype(np.float32)
-        obs, next_obs, actions, rewards, terminations = np.split(rows, self.column_ends, axis=-1)
-        return obs, next_obs, actions, rewards, terminations
+        return self.rows[inds].astype(np.float32)
 
     def state_dict(self):
         return {
@@ -310,7 +309,9 @@ if __name__ == "__main__":
         return np.array(get_action(q_network.apply(params, x), atoms))
 
     @partial(jax.jit, donate_argnums=0)  # the new state takes the memory of the old one
-    def update(train_state, mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations):
+    def update(train_state, minibatch):
+        columns = jnp.split(minibatch, buffer.column_ends, axis=-1)
+        mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = columns
         next_logits = q_network.apply(train_state.target_params, mb_next_obs)
 
         def loss_of(params):
@@ -376,10 +377,8 @@ if __name__ == "__main__":
         if global_step > args.learning_starts and buffer.num_added > 0:  # empty in the first round
             for step in range(global_step - args.num_envs + 1, global_step + 1):
                 if step % args.train_frequency == 0:
-                    mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = buffer.sample(args.batch_size)
-                    train_state, stats = update(
-                        train_state, mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations
-                    )
+                    minibatch = buffer.sample(args.batch_size)
+                    train_state, stats = update(train_state, minibatch)
                     acting_params = jax.tree.map(np.array, train_state.params)
                 if step % args.target_network_frequency == 0:
                     train_state = update_target(train_state)

@@ -397,9 +397,8 @@ if __name__ == "__main__":
         return teacher_network.apply(params, x).argmax(-1)
 
     @partial(jax.jit, donate_argnums=0)  # the new state takes the memory of the old one
-    def update(
-        train_state, mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, teacher_params, distill_coeff
-    ):
+    def update(train_state, minibatch, teacher_params, distill_coeff):
+        mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = minibatch
         next_q_values = q_network.apply(train_state.target_params, mb_next_obs)
         teacher_q_values = teacher_network.apply(teacher_params, mb_obs)
 
@@ -497,10 +496,8 @@ if __name__ == "__main__":
     # Phase 2: the student learns from the teacher's replay buffer
     while global_step < args.offline_steps:
         global_step += 1
-        mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = teacher_buffer.sample(args.batch_size)
-        train_state, stats = update(
-            train_state, mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations, teacher_params, distill_coeff
-        )
+        minibatch = teacher_buffer.sample(args.batch_size)
+        train_state, stats = update(train_state, minibatch, teacher_params, distill_coeff)
         if global_step % args.target_network_frequency == 0:
             train_state = update_target(train_state)
         if global_step % 100 == 0:
@@ -538,17 +535,8 @@ if __name__ == "__main__":
         if online_step > args.learning_starts and buffer.num_added > 0:  # empty in the first round
             for step in range(global_step - args.num_envs + 1, global_step + 1):
                 if step % args.train_frequency == 0:
-                    mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = buffer.sample(args.batch_size)
-                    train_state, stats = update(
-                        train_state,
-                        mb_obs,
-                        mb_next_obs,
-                        mb_actions,
-                        mb_rewards,
-                        mb_terminations,
-                        teacher_params,
-                        distill_coeff,
-                    )
+                    minibatch = buffer.sample(args.batch_size)
+                    train_state, stats = update(train_state, minibatch, teacher_params, distill_coeff)
                 if step % args.target_network_frequency == 0:
                     train_state = update_target(train_state)
 

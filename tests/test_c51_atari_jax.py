@@ -90,7 +90,7 @@ def test_losses_and_updates_are_those_of_the_twin_in_pytorch(finished):
     optimizer = torch.optim.Adam(twin.parameters(), 2.5e-4, eps=0.01 / 4)
     for _ in range(3):
         minibatch = make_minibatch(rng)
-        state, stats = finished.update(state, *minibatch)
+        state, stats = finished.update(state, minibatch)
         obs, next_obs, *outcomes = map(torch.from_numpy, minibatch)
         with torch.no_grad():
             next_logits = target_twin(next_obs)

@@ -124,7 +124,7 @@ def test_updates_of_the_script_end_where_those_of_the_twin_end(finished):
     rng = np.random.default_rng(2)
     for _ in range(20):
         minibatch = make_minibatch(rng, 128)
-        state, _ = finished.update(state, *minibatch)
+        state, _ = finished.update(state, np.concatenate(minibatch, axis=1))
         obs, next_obs, *outcomes = map(torch.from_numpy, minibatch)
         with torch.no_grad():
             next_logits = target_twin(next_obs)
@@ -137,7 +137,9 @@ def test_updates_of_the_script_end_where_those_of_the_twin_end(finished):
         np.testing.assert_allclose(layer["kernel"].T, getattr(twin, name).weight.detach(), rtol=1e-3, atol=3e-5)
     state = finished.update_target(state)
     assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), state.params, state.target_params))
-    state, _ = finished.update(state, *minibatch)  # which needs two copies: it takes the memory of both
+    state, _ = finished.update(
+        state, np.concatenate(minibatch, axis=1)
+    )  # which needs two copies: it takes the memory of both
     assert not (state.params["params"]["head"]["kernel"] == state.target_params["params"]["head"]["kernel"]).all()
 
 

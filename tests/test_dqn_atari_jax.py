@@ -99,7 +99,7 @@ def test_loss_gradients_and_updates_are_those_of_the_twin_in_pytorch(finished):
     optimizer = torch.optim.Adam(twin.parameters(), 1e-4)
     for i in range(3):
         minibatch = make_minibatch(rng)
-        state, stats = finished.update(state, *minibatch)
+        state, stats = finished.update(state, minibatch)
         obs, next_obs, *outcomes = map(torch.from_numpy, minibatch)
         with torch.no_grad():
             next_q_values = target_twin(next_obs)

@@ -142,7 +142,7 @@ def test_losses_gradients_and_updates_are_those_of_the_twin_in_pytorch(finished)
     state = qdagger.TrainState(params, target_params, finished.optimizer.init(params))
     state = jax.tree.map(jax.numpy.array, state)  # a copy: an update takes the memory of what it is given
     minibatch = make_minibatch(rng)
-    state, stats = finished.update(state, *minibatch, finished.teacher_params, 0.7)
+    state, stats = finished.update(state, minibatch, finished.teacher_params, 0.7)
     obs, next_obs, *outcomes = map(torch.from_numpy, minibatch)
     with torch.no_grad():
         next_q_values, teacher_q_values = target_twin(next_obs), teacher_twin(obs)
