@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from results import RESULTS, ROOT, read_published, rounded
+from results import RESULTS, ROOT, by_budget, read_published, rounded
 
 from cleanrl_utils.rlops.runs import RETURN, Run, read_results
 
@@ -69,12 +69,12 @@ def default_steps(algorithm: str) -> int:
 
 
 def runs_by_environment(algorithm: str) -> dict[str, list[Run]]:
-    """The runs of a file on environments that anybody can name; those of our own (module:id) are on its page."""
+    """The longest runs on environments that anybody can name; those of our own (module:id) are on the file's page."""
     path, groups = RESULTS / f"{algorithm}.csv", {}
     for run in read_results(path) if path.exists() else []:
         if run.algorithm == algorithm and ":" not in run.env_id:
             groups.setdefault(run.env_id, []).append(run)
-    return groups
+    return {env_id: by_budget(runs)[-1] for env_id, runs in groups.items()}
 
 
 def is_full_length(algorithm: str, runs: list[Run]) -> bool:

@@ -10,7 +10,7 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
-from results import RESULTS, ROOT
+from results import RESULTS, ROOT, by_budget
 
 from cleanrl_utils.rlops.runs import RETURN, Run, read_results
 
@@ -46,8 +46,7 @@ def digest() -> str:
 
 def runs_of(algorithm: str, env_id: str) -> list[Run]:
     runs = [x for x in read_results(result_file(algorithm, env_id)) if (x.algorithm, x.env_id) == (algorithm, env_id)]
-    longest = max(run.steps for run in runs)
-    return [run for run in runs if run.steps > 0.9 * longest]
+    return max(by_budget(runs), key=len)  # of the budget with the most seeds
 
 
 def draw_curve(axis, algorithm: str, env_id: str) -> None:

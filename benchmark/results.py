@@ -64,6 +64,16 @@ def span(numbers: list[int]) -> str:
     return f"{numbers[0]}-{numbers[-1]}" if whole else ", ".join(map(str, numbers))
 
 
+def by_budget(runs: list[Run]) -> list[list[Run]]:
+    """Groups of runs of about equal length, the shortest first: in a group, none is half as long again as another."""
+    groups: list[list[int]] = []
+    for i in sorted(range(len(runs)), key=lambda i: runs[i].steps):
+        if not groups or runs[i].steps > 1.5 * runs[groups[-1][0]].steps:
+            groups.append([])
+        groups[-1].append(i)
+    return [[runs[i] for i in sorted(group)] for group in groups]
+
+
 def read_published() -> dict[tuple[str, str], str]:
     with open(RESULTS / "published.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -80,24 +90,32 @@ def rounded(steps: int) -> str:
 
 def make_table(result_files: list[Path], *extras: str) -> list[str]:
     """Mean and standard deviation over seeds of the mean return of the last 100 episodes."""
-    cells: dict[str, dict[str, list[Run]]] = {}
+    tasks: dict[str, list[Run]] = {}
     for run in (run for file in result_files for run in read_results(file)):
-        cells.setdefault(run.algorithm, {}).setdefault(run.env_id, []).append(run)
-    published, everything = read_published(), [runs for by in cells.values() for runs in by.values()]
+        tasks.setdefault(run.env_id, []).append(run)
+    rows = []  # each of a task and a budget, with the runs of each algorithm
+    for runs in tasks.values():
+        for group in by_budget(runs):
+            rows.append({})
+            for run in group:
+                rows[-1].setdefault(run.algorithm, []).append(run)
+    algorithms = dict.fromkeys(run.algorithm for runs in tasks.values() for run in runs)
+    published = read_published()
     head = ["environment", "steps"]
-    common = {}  # the seeds of an algorithm, where they are the same in all environments
-    for algorithm, by in cells.items():
-        seeds = {span([run.seed for run in runs]) for runs in by.values()}
+    common = {}  # the seeds of an algorithm, where they are the same in all rows
+    for algorithm in algorithms:
+        there = [row[algorithm] for row in rows if algorithm in row]
+        seeds = {span([run.seed for run in runs]) for runs in there}
         common[algorithm] = len(seeds) == 1
-        plural = "seeds" if len(next(iter(by.values()))) > 1 else "seed"
+        plural = "seeds" if len(there[0]) > 1 else "seed"
         head.append(f"`{algorithm}.py`" + (f", {plural} {seeds.pop()}" if len(seeds) == 1 else ""))
     head += [{"published": "published CleanRL", "minutes": "minutes per run"}[x] for x in extras]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for env_id in dict.fromkeys(runs[0].env_id for runs in everything):
-        here = {algorithm: by[env_id] for algorithm, by in cells.items() if env_id in by}
+    for here in rows:
+        env_id = next(iter(here.values()))[0].env_id
         steps = sorted(run.steps for runs in here.values() for run in runs)
         row = [env_id, " to ".join(dict.fromkeys(map(rounded, (steps[0], steps[-1]))))]
-        for algorithm in cells:
+        for algorithm in algorithms:
             runs = here.get(algorithm, [])
             scores = [run.score(RETURN, 100) for run in runs]
             score = (
@@ -109,7 +127,7 @@ def make_table(result_files: list[Path], *extras: str) -> list[str]:
             row.append(score + seeds)
         for extra in extras:
             if extra == "published":
-                row.append(published.get((next(iter(cells)), env_id), "none"))
+                row.append(published.get((next(iter(algorithms)), env_id), "none"))
             elif extra == "minutes":
                 row.append(f"{np.mean([run.seconds for runs in here.values() for run in runs]) / 60:.1f}")
         lines.append("| " + " | ".join(row) + " |")
@@ -132,11 +150,12 @@ def plot(result_file: Path, image: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    panels: dict[tuple[str, str], list[Run]] = {}
+    tasks: dict[tuple[str, str], list[Run]] = {}
     for run in read_results(result_file):
-        panels.setdefault((run.algorithm, run.env_id), []).append(run)
+        tasks.setdefault((run.algorithm, run.env_id), []).append(run)
+    panels = [(*task, group) for task, runs in tasks.items() for group in by_budget(runs)]
     figure, axes = plt.subplots(1, len(panels), figsize=(3.6 * len(panels), 2.8), squeeze=False)
-    for axis, ((algorithm, env_id), runs) in zip(axes[0], panels.items()):
+    for axis, (algorithm, env_id, runs) in zip(axes[0], panels):
         curves = [run.curves[RETURN] for run in runs]
         is_long = max(curve.steps[-1] for curve in curves) > 2_000_000
         unit = 1_000_000 if is_long else 1_000

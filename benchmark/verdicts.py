@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from algorithms import ALGORITHMS
-from results import RESULTS, ROOT, rounded, span
+from results import RESULTS, ROOT, by_budget, rounded, span
 from results import read_published as read_published_texts
 
 from cleanrl_utils.rlops.runs import RETURN, Run, is_result_file, read_results
@@ -157,7 +157,8 @@ def make_rows() -> list[Row]:
         there = [env_id for env_id in there if env_id.replace("NoFrameskip-v4", "-v5") not in set(there) - {env_id}]
         tasks += [env_id for env_id in there if env_id in TASKS and env_id not in tasks]
         for env_id in tasks or there or [""]:
-            rows.append(Row(name, env_id, groups.get((name, env_id), []), published.get((name, env_id))))
+            for runs in by_budget(groups.get((name, env_id), [])) or [[]]:
+                rows.append(Row(name, env_id, runs, published.get((name, env_id))))
     return rows
 
 
