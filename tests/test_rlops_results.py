@@ -72,6 +72,19 @@ def test_table_of_several_files_has_a_column_each():
     assert f"| {np.mean(list(scores.values())):.1f} ± {np.std(list(scores.values())):.1f}" in hopper
 
 
+def test_table_has_a_row_for_each_length_of_runs(tmp_path):
+    """The columns of both algorithms: one has runs of both lengths, the other of one."""
+    lines = [",".join(COLUMNS)]
+    for run, algorithm, step, score in [("a", "rpo", 1000, 1), ("b", "rpo", 8000, 2), ("c", "ppo", 1100, 3)]:
+        values = {"run": run, "algorithm": algorithm, "env_id": "Hopper-v4", "seed": 1, "step": step, "seconds": 60}
+        values |= {"episodic_return": score, "episodes": 100, "last_100_return": score}
+        lines.append(",".join(str(values.get(column, "")) for column in COLUMNS))
+    (tmp_path / "both.csv").write_text("\n".join(lines) + "\n")
+    table = results.make_table([tmp_path / "both.csv"])
+    assert table[0] == "| environment | steps | `rpo.py`, seed 1 | `ppo.py`, seed 1 |"
+    assert table[2:] == ["| Hopper-v4 | 1k | 1.0 | 3.0 |", "| Hopper-v4 | 8k | 2.0 |  |"]
+
+
 def test_plot_knows_its_source(tmp_path):
     pytest.importorskip("matplotlib")
     results.plot(RESULTS / "dqn.csv", tmp_path / "dqn.png")

@@ -95,6 +95,17 @@ def test_only_equal_budgets_are_compared(verdicts):
     assert verdicts.verdict(make_row(verdicts, [50, 51, 49])) == "nothing published"
 
 
+def test_runs_of_different_lengths_have_rows_of_their_own(verdicts, monkeypatch):
+    """A run that was stopped a little earlier belongs to the others; one that is twice as long does not."""
+    steps = {8_000_000: [30.0], 1_000_000: [10.0, 12.0], 1_300_000: [14.0]}
+    runs = [run for budget, scores in steps.items() for run in make_row(verdicts, scores, steps=budget).runs]
+    assert verdicts.by_budget(runs) == [runs[1:], runs[:1]]
+    assert verdicts.by_budget([]) == []
+    monkeypatch.setattr(verdicts, "read_runs", lambda: {("ppo", "Hopper-v4"): runs})
+    rows = [row for row in verdicts.make_rows() if (row.algorithm, row.env_id) == ("ppo", "Hopper-v4")]
+    assert [row.scores.tolist() for row in rows] == [[10.0, 12.0, 14.0], [30.0]]
+
+
 def test_equal_scores_without_spread_are_level(verdicts):
     published = verdicts.Published(-200.0, 0.0, 1_000_000, 3)
     assert verdicts.verdict(make_row(verdicts, [-200.0] * 5, published)) == "level"
