@@ -306,7 +306,7 @@ if __name__ == "__main__":
     train_state = TrainState(params, jax.tree.map(jnp.copy, params), optimizer.init(params))
 
     def act(params, x):  # in NumPy: for so little work, the call of a compiled function takes longer than the work
-        return np.array(get_action(q_network.apply(params, x), atoms))
+        return get_action(q_network.apply(params, x), atoms)
 
     @partial(jax.jit, donate_argnums=0)  # the new state takes the memory of the old one
     def update(train_state, minibatch):

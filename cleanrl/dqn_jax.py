@@ -260,7 +260,7 @@ if __name__ == "__main__":
     train_state = TrainState(params, jax.tree.map(jnp.copy, params), optimizer.init(params))
 
     def act(params, x):  # in NumPy: for so little work, the call of a compiled function takes longer than the work
-        return np.array(q_network.apply(params, x).argmax(-1))
+        return q_network.apply(params, x).argmax(-1)
 
     @partial(jax.jit, donate_argnums=0)  # the new state takes the memory of the old one
     def update(train_state, minibatch):
