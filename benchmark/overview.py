@@ -21,13 +21,17 @@ PANELS = {
     "HalfCheetah-v4": MUJOCO,
     "Walker2d-v4": MUJOCO,
     "Hopper-v4": MUJOCO,
+    "Pong-v5": "ppo_atari_envpool_xla_jax_scan",
     "CartPole-v1": "ppo dqn c51 pqn",
     "Taxi-v4": "ppo ppo_action_mask",
     "MiniGrid-MemoryS7-v0": "ppo_lstm_memory ppo_trxl",
+    "Breakout-v5": "ppo_atari_envpool_xla_jax_scan",
 }
+MILLIONS = {"Pong-v5", "Breakout-v5"}  # of steps; the others are drawn in thousands
 CROWDED = {"Walker2d-v4", "Hopper-v4"}  # room for the legend is made above the curves
 OTHER_FILES = {("ppo", "Taxi-v4"): "ppo_action_mask", ("ppo_lstm_memory", "MiniGrid-MemoryS7-v0"): "ppo_trxl"}
 NAMES = {"ppo_lstm_memory": "PPO, LSTM", "ppo_trxl": "PPO, Transformer-XL", "ppo_action_mask": "PPO, action mask"}
+NAMES |= {"ppo_atari_envpool_xla_jax_scan": "PPO in JAX"}
 COLOURS = {"ppo": "#4477aa", "rpo": "#66ccee", "ddpg": "#ccbb44", "td3": "#ee6677", "sac": "#aa3377"}
 COLOURS |= {"dqn": "#ee6677", "c51": "#ccbb44", "pqn": "#228833", "ppo_action_mask": "#228833", "ppo_trxl": "#aa3377"}
 
@@ -46,7 +50,7 @@ def digest() -> str:
 
 def runs_of(algorithm: str, env_id: str) -> list[Run]:
     runs = [x for x in read_results(result_file(algorithm, env_id)) if (x.algorithm, x.env_id) == (algorithm, env_id)]
-    return max(by_budget(runs), key=len)  # of the budget with the most seeds
+    return max(by_budget(runs)[::-1], key=len)  # of the budget with the most seeds, the longest of several
 
 
 def draw_curve(axis, algorithm: str, env_id: str) -> None:
@@ -57,8 +61,9 @@ def draw_curve(axis, algorithm: str, env_id: str) -> None:
     short = algorithm.removesuffix("_continuous_action")
     label = f"{NAMES.get(algorithm, short.upper())} ({len(runs)})"
     colour = COLOURS.get(short, COLOURS["ppo"])
-    axis.plot(steps / 1000, values.mean(axis=0), color=colour, linewidth=1.8, label=label)
-    axis.fill_between(steps / 1000, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+    steps = steps / (1_000_000 if env_id in MILLIONS else 1000)
+    axis.plot(steps, values.mean(axis=0), color=colour, linewidth=1.8, label=label)
+    axis.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
 
 
 def draw() -> None:
@@ -67,7 +72,7 @@ def draw() -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, 3, figsize=(11, 6.2))
+    figure, axes = plt.subplots(2, 4, figsize=(14, 6.2))
     for axis, (env_id, algorithms) in zip(axes.flat, PANELS.items()):
         for algorithm in algorithms.split():
             draw_curve(axis, algorithm, env_id)
@@ -78,10 +83,9 @@ def draw() -> None:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
+        axis.set_xlabel("million steps" if env_id in MILLIONS else "thousand steps", fontsize=9)
     for axis in axes[:, 0]:
         axis.set_ylabel("episodic return", fontsize=9)
-    for axis in axes[-1]:
-        axis.set_xlabel("thousand steps", fontsize=9)
     figure.tight_layout()
     figure.savefig(IMAGE, dpi=120, facecolor="white", metadata={"Source": digest()})
     print(f"{IMAGE.relative_to(ROOT)}: drawn")
