@@ -235,6 +235,7 @@ class ReplayBuffer:
         for i in range(batch_size):
             while self.rows[inds[i], 0] < self.num_frames - len(self.frames):  # its first frame has been overwritten
                 inds[i] = np.random.randint(num_rows)
+        # differs from dqn_jax.py: a minibatch is several arrays, as frames are bytes
         rows = self.rows[inds].astype(np.float32)
         obs, next_obs, actions, rewards, terminations = np.split(rows, self.column_ends, axis=-1)
         frames = self.rows[inds, :8].astype(int) % len(self.frames)
