@@ -1,8 +1,11 @@
-"""Curves at less cost: events reach TensorBoard's writer in batches."""
+"""Curves at less cost, and in the right order: events reach TensorBoard's writer in batches."""
 
 import atexit
 import contextlib
+import os
+import socket
 import time
+from pathlib import Path
 from typing import Any
 
 INTERVAL = 1.0  # seconds between two batches of events
@@ -11,6 +14,20 @@ INTERVAL = 1.0  # seconds between two batches of events
 def event_file(writer: Any) -> Any:
     """What a writer, PyTorch's or that of writer.py, adds its events to."""
     return writer.file if hasattr(writer, "file") else writer.file_writer.event_writer
+
+
+def wait_for_the_last_name(run_dir: str) -> None:
+    """Let a run that is resumed within a second of its last start wait for the next second, if need be.
+
+    The name of an event file has the second, the host and the process, and TensorBoard reads the files of a run in the
+    order of their names: process 1000 before process 999 of the same second.
+    """
+    newest = max((path.name for path in Path(run_dir).glob("events.out.tfevents.*")), default="")
+    end = time.time() + 1  # not longer: the clock may have been set back
+    while time.time() < end:
+        if f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}." > newest:
+            return
+        time.sleep(0.02)
 
 
 def write_in_batches(writer: Any) -> None:

@@ -21,7 +21,7 @@ try:
     from cleanrl_utils.checkpoint import checkpoint_due, save_checkpoint, save_checkpoints  # noqa: F401 (for the files)
     from cleanrl_utils.checks import check, option
     from cleanrl_utils.commands import tool
-    from cleanrl_utils.curves import write_in_batches
+    from cleanrl_utils.curves import wait_for_the_last_name, write_in_batches
     from cleanrl_utils.env_errors import explain_env_error  # noqa: F401
     from cleanrl_utils.env_ids import understand_env_id
     from cleanrl_utils.evaluate import describe_age, evaluate, evaluation_seed, model_args
@@ -187,6 +187,7 @@ def start(run_dir: str, args: Any, script: str, global_step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     else:
         from cleanrl_utils.writer import SummaryWriter
+    wait_for_the_last_name(run_dir)
     # After a kill there may be events beyond the checkpoint: TensorBoard discards those from `purge_step` on
     writer = SummaryWriter(run_dir, purge_step=global_step + 1 if global_step else None, max_queue=1000)
     write_in_batches(writer)

@@ -1,5 +1,7 @@
 """Events reach TensorBoard's writer in batches: fewer interruptions of the training, and nothing is lost."""
 
+import os
+import socket
 import time
 
 import pytest
@@ -8,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from cleanrl_utils import writer as jax_writer
-from cleanrl_utils.curves import INTERVAL, event_file, write_in_batches
+from cleanrl_utils.curves import INTERVAL, event_file, wait_for_the_last_name, write_in_batches
 
 
 @pytest.fixture(params=[SummaryWriter, jax_writer.SummaryWriter], ids=["PyTorch", "JAX"])
@@ -79,6 +81,8 @@ def test_events_keep_the_time_at_which_they_were_logged(writer, tmp_path):
 
 def test_a_script_that_ends_with_an_error_keeps_the_end_of_its_curves(runner):
     code = """
+import os
+import socket
 import time
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
@@ -97,3 +101,28 @@ raise ValueError("a mistake in the loop")
     result = runner.run("-c", code, check=False)
     assert result.returncode == 1 and "a mistake in the loop" in result.stderr
     assert [step for step, _ in curves(runner.folder / "run")["a"]] == list(range(50))
+
+
+@pytest.mark.parametrize(
+    "old, waits",
+    [
+        ("{now}.{host}.{later}", True),  # processes of one second: this one would come first
+        ("{now}.{host}.{earlier}", False),
+        ("{before}.{host}.{later}", False),
+        ("{tomorrow}.{host}.{later}", True),  # the clock was set back: not forever
+    ],
+)
+def test_event_files_of_one_second_are_in_the_order_of_their_runs(tmp_path, monkeypatch, old, waits):
+    clock, host = [1_800_000_000.9], "host"
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    monkeypatch.setattr(os, "getpid", lambda: 1000)
+    names = {"now": 1_800_000_000, "before": 1_799_999_999, "tomorrow": 1_800_086_400}
+    name = old.format(**names, host=host, later=999, earlier=1)  # as text, 1000 comes before 999
+    (tmp_path / f"events.out.tfevents.{name}.0").touch()
+    wait_for_the_last_name(str(tmp_path))
+    assert (clock[0] > 1_800_000_000.9) == waits and clock[0] < 1_800_000_002
+    if "tomorrow" not in old:
+        ours = f"events.out.tfevents.{int(clock[0])}.{host}.1000.0"
+        assert ours > f"events.out.tfevents.{name}.0"
