@@ -17,6 +17,7 @@ published CleanRL) and `minutes` are further columns.
 
 import csv
 import hashlib
+import math
 import re
 import struct
 import sys
@@ -154,8 +155,12 @@ def plot(result_file: Path, image: Path) -> None:
     for run in read_results(result_file):
         tasks.setdefault((run.algorithm, run.env_id), []).append(run)
     panels = [(*task, group) for task, runs in tasks.items() for group in by_budget(runs)]
-    figure, axes = plt.subplots(1, len(panels), figsize=(3.6 * len(panels), 2.8), squeeze=False)
-    for axis, (algorithm, env_id, runs) in zip(axes[0], panels):
+    columns = min(len(panels), 4)
+    rows = math.ceil(len(panels) / columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, 2.8 * rows), squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
+    for axis, (algorithm, env_id, runs) in zip(axes.flat, panels):
         curves = [run.curves[RETURN] for run in runs]
         is_long = max(curve.steps[-1] for curve in curves) > 2_000_000
         unit = 1_000_000 if is_long else 1_000
@@ -168,7 +173,8 @@ def plot(result_file: Path, image: Path) -> None:
         axis.set_xlabel("million steps" if is_long else "thousand steps")
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_ylabel("episodic return")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("episodic return")
     figure.tight_layout()
     figure.savefig(image, dpi=150, metadata={"Source": digest(result_file)})
 
