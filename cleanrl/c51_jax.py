@@ -134,7 +134,7 @@ def init_layer(key, num_inputs, num_outputs):
 
 
 def apply_layer(layer, x):
-    return x @ layer["kernel"] + layer["bias"]
+    return x.dot(layer["kernel"]) + layer["bias"]  # NumPy is faster at `dot` than at `@`
 
 
 class QNetwork:  # differs from dqn_jax.py: an action has a probability for each atom, as logits

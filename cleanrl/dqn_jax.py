@@ -129,7 +129,7 @@ def init_layer(key, num_inputs, num_outputs):
 
 
 def apply_layer(layer, x):
-    return x @ layer["kernel"] + layer["bias"]
+    return x.dot(layer["kernel"]) + layer["bias"]  # NumPy is faster at `dot` than at `@`
 
 
 class QNetwork:  # differs from dqn.py: it holds no parameters, they are handed to it in each call

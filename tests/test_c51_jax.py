@@ -85,7 +85,7 @@ def test_projection_is_that_of_the_twin_at_atoms_between_them_and_beyond_the_end
 
 def test_loss_and_gradients_are_those_of_the_twin_in_pytorch():
     minibatch = make_minibatch(np.random.default_rng(1))
-    obs, next_obs, *outcomes = minibatch
+    obs, next_obs, *outcomes = map(jax.numpy.asarray, minibatch)
     atoms = np.linspace(-20, 60, 21, dtype=np.float32)
     network = c51_jax.QNetwork(2, 21)
     init = jax.jit(network.init)

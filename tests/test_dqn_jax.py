@@ -62,7 +62,7 @@ def script(monkeypatch, tmp_path):
 
 def test_loss_and_gradients_are_those_of_the_twin_in_pytorch():
     minibatch = make_minibatch(np.random.default_rng(1))
-    obs, next_obs, *outcomes = minibatch
+    obs, next_obs, *outcomes = map(jax.numpy.asarray, minibatch)
     network = dqn_jax.QNetwork(2)
     params, target_params = (network.init(jax.random.key(seed), obs) for seed in (1, 2))
 
