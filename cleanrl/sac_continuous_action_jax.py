@@ -177,10 +177,9 @@ class Actor(nn.Module):
         log_std = LOG_STD_MIN + (LOG_STD_MAX - LOG_STD_MIN) * (jnp.tanh(log_std) + 1) / 2
         return mean, log_std
 
-    def get_action_and_logprob(self, x, key):
+    def get_action_and_logprob(self, x, noise):
         """Sample actions so that gradients flow through them into the policy (the reparameterization trick)."""
         mean, log_std = self(x)
-        noise = jax.random.normal(key, mean.shape)
         u = mean + jnp.exp(log_std) * noise
         action = jnp.tanh(u) * self.action_scale + self.action_bias
         return action, log_prob(u, log_std, noise, self.action_scale)
@@ -191,7 +190,7 @@ class TrainState(NamedTuple):
 
     # differs from td3_continuous_action_jax.py: the temperature is learned, too
 
-    key: Any  # where random numbers come from
+    key: Any  # an update draws random numbers from it
     params: Any  # a dictionary with the parameters of each network, as one vector
     target_params: Any
     log_alpha: Any
@@ -247,17 +246,17 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
     params = unflatten_dict(load_file(model_path), sep=".")
 
     @jax.jit
-    def act(x, key):
+    def act(x, noise):
         if deterministic:
             mean, _ = actor.apply(params["actor"], x)
             actions = jnp.tanh(mean) * actor.action_scale + actor.action_bias
         else:
-            actions, _ = actor.apply(params["actor"], x, key, method="get_action_and_logprob")
+            actions, _ = actor.apply(params["actor"], x, noise, method="get_action_and_logprob")
         return actions.clip(actor.low, actor.high)
 
     def policy(obs):
-        key = jax.random.key(np.random.randint(2**31))
-        return np.asarray(act(obs.astype(np.float32), key))
+        noise = np.random.normal(size=(len(obs), len(actor.low))).astype(np.float32)
+        return np.asarray(act(obs.astype(np.float32), noise))
 
     return policy
 
@@ -285,6 +284,7 @@ if __name__ == "__main__":
         jax.config.update("jax_platforms", "cpu")
     try:
         key = jax.random.key(args.seed)
+        cpu = jax.devices("cpu")[0]
     except RuntimeError as error:  # JAX_PLATFORMS names a platform that is not here
         sys.exit(f"JAX: {error}")
 
@@ -322,19 +322,19 @@ if __name__ == "__main__":
     )
 
     @jax.jit
-    def act(actor_params, key, x):
-        key, noise_key = jax.random.split(key)
-        actions, _ = actor.apply(to_actor(actor_params), x, noise_key, method="get_action_and_logprob")
-        return key, actions.clip(actor.low, actor.high)
+    def act(actor_params, x, noise):
+        actions, _ = actor.apply(to_actor(actor_params), x, noise, method="get_action_and_logprob")
+        return actions.clip(actor.low, actor.high)
 
     def update_actor(train_state, mb_obs):
         # Actor: towards actions of higher value and higher entropy
         params = train_state.params
         key, noise_key = jax.random.split(train_state.key)
+        noise = jax.random.normal(noise_key, (len(mb_obs), len(actor.low)))
         alpha = jnp.exp(train_state.log_alpha)
 
         def actor_loss_of(actor_params):  # a function of these alone: no gradients for the critics
-            actions, logprobs = actor.apply(to_actor(actor_params), mb_obs, noise_key, method="get_action_and_logprob")
+            actions, logprobs = actor.apply(to_actor(actor_params), mb_obs, noise, method="get_action_and_logprob")
             qf1_values = qf.apply(to_qf(params["qf1"]), mb_obs, actions)
             qf2_values = qf.apply(to_qf(params["qf2"]), mb_obs, actions)
             q_values = jnp.minimum(qf1_values, qf2_values)
@@ -371,8 +371,9 @@ if __name__ == "__main__":
         params = train_state.params
         target_params = train_state.target_params
         key, noise_key = jax.random.split(train_state.key)
+        noise = jax.random.normal(noise_key, mb_actions.shape)
         next_actions, next_logprobs = actor.apply(
-            to_actor(params["actor"]), mb_next_obs, noise_key, method="get_action_and_logprob"
+            to_actor(params["actor"]), mb_next_obs, noise, method="get_action_and_logprob"
         )
         qf1_next_values = qf.apply(to_qf(target_params["qf1"]), mb_next_obs, next_actions)
         qf2_next_values = qf.apply(to_qf(target_params["qf2"]), mb_next_obs, next_actions)
@@ -440,6 +441,8 @@ if __name__ == "__main__":
         writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
     print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
+    # The policy acts on the CPU, with a copy of its parameters: waiting for a GPU takes longer than computing an action
+    acting_params = jax.device_put(train_state.params["actor"], cpu, may_alias=False)
     stats = {}
     logged_step = global_step  # of the last log; a resumed run goes on from here
     start_time = time.perf_counter()
@@ -447,9 +450,8 @@ if __name__ == "__main__":
         # Act: at random until learning starts, then by the policy
         obs = next_obs.copy()  # a copy: the environments reuse their array
         if global_step > args.learning_starts:
-            key, actions = act(train_state.params["actor"], train_state.key, obs.astype(np.float32))
-            train_state = train_state._replace(key=key)
-            actions = np.asarray(actions)
+            noise = np.random.normal(size=envs.action_space.shape).astype(np.float32)
+            actions = np.asarray(act(acting_params, obs.astype(np.float32), noise))
         else:
             actions = np.random.uniform(envs.action_space.low, envs.action_space.high).astype(np.float32)
 
@@ -461,6 +463,8 @@ if __name__ == "__main__":
                 targets_are_due = step % args.target_network_frequency == 0
                 train_state, new_stats = update(train_state, mb_rows, policy_is_due, targets_are_due)
                 stats |= new_stats
+                if policy_is_due:
+                    acting_params = jax.device_put(train_state.params["actor"], cpu, may_alias=False)
 
         # Step
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)

@@ -171,7 +171,7 @@ class Actor(nn.Module):
 class TrainState(NamedTuple):
     """What an update changes. It is never changed in place: an update returns a new one."""
 
-    key: Any  # where random numbers come from
+    key: Any  # differs from ddpg_continuous_action_jax.py: an update draws random numbers from it
     params: Any  # a dictionary with the parameters of each network, as one vector
     target_params: Any
     q_optimizer_state: Any
@@ -255,6 +255,7 @@ if __name__ == "__main__":
         jax.config.update("jax_platforms", "cpu")
     try:
         key = jax.random.key(args.seed)
+        cpu = jax.devices("cpu")[0]
     except RuntimeError as error:  # JAX_PLATFORMS names a platform that is not here
         sys.exit(f"JAX: {error}")
 
@@ -284,12 +285,10 @@ if __name__ == "__main__":
     )
 
     @jax.jit
-    def act(actor_params, key, x):
-        key, noise_key = jax.random.split(key)
+    def act(actor_params, x, noise):
         actions = actor.apply(to_actor(actor_params), x)
-        noise = jax.random.normal(noise_key, actions.shape)
         actions = actions + args.exploration_noise * actor.action_scale * noise
-        return key, actions.clip(actor.low, actor.high)
+        return actions.clip(actor.low, actor.high)
 
     def update_actor(train_state, mb_obs):
         # Actor: towards actions of higher value
@@ -382,6 +381,8 @@ if __name__ == "__main__":
         writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
     print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
+    # The policy acts on the CPU, with a copy of its parameters: waiting for a GPU takes longer than computing an action
+    acting_params = jax.device_put(train_state.params["actor"], cpu, may_alias=False)
     stats = {}
     logged_step = global_step  # of the last log; a resumed run goes on from here
     start_time = time.perf_counter()
@@ -389,9 +390,8 @@ if __name__ == "__main__":
         # Act: at random until learning starts, then by the policy, with noise
         obs = next_obs.copy()  # a copy: the environments reuse their array
         if global_step > args.learning_starts:
-            key, actions = act(train_state.params["actor"], train_state.key, obs.astype(np.float32))
-            train_state = train_state._replace(key=key)
-            actions = np.asarray(actions)
+            noise = np.random.normal(size=envs.action_space.shape).astype(np.float32)
+            actions = np.asarray(act(acting_params, obs.astype(np.float32), noise))
         else:
             actions = np.random.uniform(envs.action_space.low, envs.action_space.high).astype(np.float32)
 
@@ -402,6 +402,8 @@ if __name__ == "__main__":
                 policy_is_due = step % args.policy_frequency == 0
                 train_state, new_stats = update(train_state, mb_rows, policy_is_due)
                 stats |= new_stats
+                if policy_is_due:
+                    acting_params = jax.device_put(train_state.params["actor"], cpu, may_alias=False)
 
         # Step
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)
