@@ -1,8 +1,10 @@
 """The scripts in benchmark/ that start the runs: every algorithm file has one, and what it starts exists."""
 
+import difflib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -61,7 +63,36 @@ def test_every_algorithm_file_has_a_script_that_trains_it(name, tmp_path):
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmark").glob("*.sh")), ids=lambda path: path.stem)
 def test_script_can_be_read_by_bash_and_is_about_a_file(path):
     subprocess.run(["bash", "-n", path], check=True)
-    assert path.stem in ALGORITHMS and os.access(path, os.X_OK)
+    assert path.stem.removesuffix("_ablations") in ALGORITHMS and os.access(path, os.X_OK)
+
+
+def test_ablations_of_ppo_change_what_they_say_and_nothing_else(tmp_path):
+    name = "ppo_continuous_action"
+    for path in (f"benchmark/{name}_ablations.sh", f"cleanrl/{name}.py"):
+        (tmp_path / path).parent.mkdir()
+        shutil.copy(ROOT / path, tmp_path / path)
+    script = tmp_path / f"benchmark/{name}_ablations.sh"
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    (tmp_path / "python").symlink_to("/bin/true")
+    subprocess.run(["bash", script, "--dry-run"], env=environment, check=True, timeout=60)
+    original = (ROOT / f"cleanrl/{name}.py").read_text().splitlines()
+
+    def changes(edit):
+        copy = (tmp_path / f"runs/{name}_{edit}.py").read_text().splitlines()
+        return [line for line in difflib.ndiff(original, copy) if line[0] in "+-"]
+
+    removed, added = changes("no_bootstrap")
+    assert added[1:] == removed[1:].replace("terminations, device", "terminations | truncations, device")
+    removed = [line for line in changes("wrapper_statistics") if line[0] == "-"]
+    assert len(removed) == 2 and "return ((x - self.obs_mean)" in removed[0] and "agent.return_var" in removed[1]
+    added = [line[1:].strip() for line in changes("wrapper_statistics") if line[0] == "+"]
+    assert [line.partition("(")[0] for line in added] == [
+        "env = gym.wrappers.NormalizeObservation",
+        "env = gym.wrappers.TransformObservation",
+        "env = gym.wrappers.NormalizeReward",
+        "env = gym.wrappers.TransformReward",
+        "return x",
+    ]
 
 
 @pytest.mark.parametrize(
