@@ -503,7 +503,7 @@ if __name__ == "__main__":
     # States: for each seed, what its checkpoint saves and a resumed run restores, besides the flags
     states = []
     for seed in range(args.seed, args.seed + args.num_seeds):
-        state = {"global_step": 0, "recent_returns": deque(maxlen=100), "train_state": start(seed)}
+        state = {"global_step": 0, "recent_returns": deque(maxlen=100), "train_state": start(np.uint32(seed))}
         states.append(state)
     if args.resume:
         for run_dir, state in zip(run_dirs, states, strict=True):

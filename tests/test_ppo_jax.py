@@ -341,6 +341,10 @@ def test_saved_policy_is_that_of_the_twin_with_its_weights(two_seeds):
     assert stochastic.mean() == pytest.approx(expected, abs=0.04)
 
 
+def test_largest_seed_trains(script):
+    assert script(*SHORT, "--total-timesteps", 64, "--seed", 2**32 - 1)["global_step"] == 64
+
+
 @pytest.mark.slow
 def test_evaluation_works_on_each_run(runner, two_seeds):
     for run_dir in two_seeds:
@@ -436,6 +440,7 @@ def test_copied_file_trains_without_cleanrl_utils(runner):
         (["--env-id", "no_such_module:Env"], ["no_such_module"]),
         (["--env-id", "json:JSONDecoder", "--save-model"], ["JSONDecoder"]),
         (["--num-seeds", "0"], ["--num-seeds 0"]),
+        (["--num-seeds", "2", "--seed", str(2**32 - 1)], ["--num-seeds 2", "2**32"]),
         (["--num-seeds", "2", "--track"], ["--track", "wandb sync"]),
         (["--capture-video"], ["--capture-video", "--save-model"]),
     ],
