@@ -255,9 +255,11 @@ if __name__ == "__main__":
         jax.config.update("jax_platforms", "cpu")
     try:
         key = jax.random.key(args.seed)
-        cpu = jax.devices("cpu")[0]
     except (AssertionError, RuntimeError) as error:  # JAX_PLATFORMS names a platform that is not here
         sys.exit(f"JAX: {str(error) or 'JAX_PLATFORMS=cuda asks for a GPU, and there is none'}")
+    acting_device = jax.devices()[0]
+    if "cpu" in (jax.config.jax_platforms or "cpu"):  # JAX_PLATFORMS=cuda leaves the CPU out
+        acting_device = jax.devices("cpu")[0]
 
     run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
     run_dir = args.resume or f"runs/{run_name}"
@@ -382,7 +384,7 @@ if __name__ == "__main__":
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
     print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
     # The policy acts on the CPU, with a copy of its parameters: waiting for a GPU takes longer than computing an action
-    acting_params = jax.device_put(train_state.params["actor"], cpu, may_alias=False)
+    acting_params = jax.device_put(train_state.params["actor"], acting_device, may_alias=False)
     stats = {}
     logged_step = global_step  # of the last log; a resumed run goes on from here
     start_time = time.perf_counter()
@@ -403,7 +405,7 @@ if __name__ == "__main__":
                 train_state, new_stats = update(train_state, mb_rows, policy_is_due)
                 stats |= new_stats
                 if policy_is_due:
-                    acting_params = jax.device_put(train_state.params["actor"], cpu, may_alias=False)
+                    acting_params = jax.device_put(train_state.params["actor"], acting_device, may_alias=False)
 
         # Step
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)
