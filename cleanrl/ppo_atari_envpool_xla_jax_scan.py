@@ -252,7 +252,6 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):  # differs 
     num_actions = int(envs.single_action_space.n)
     agent = Agent(num_actions)
     params = unflatten_dict(load_file(model_path), sep=".")
-    rng = np.random.default_rng(0)
 
     @jax.jit
     def act(x, noise):
@@ -261,7 +260,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):  # differs 
     def policy(obs):
         noise = np.zeros((len(obs), num_actions), np.float32)
         if not deterministic:
-            noise = rng.gumbel(size=noise.shape).astype(np.float32)
+            noise = np.random.gumbel(size=noise.shape).astype(np.float32)
         return np.asarray(act(obs, noise))
 
     return policy

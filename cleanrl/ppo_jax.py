@@ -325,7 +325,6 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
     num_actions = int(envs.single_action_space.n)
     agent = Agent(num_actions)
     params = unflatten_dict(load_file(model_path), sep=".")
-    rng = np.random.default_rng(0)
 
     @jax.jit  # JAX chooses the device: `device` is only used by the files in PyTorch
     def act(x, noise):
@@ -334,7 +333,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
     def policy(obs):
         noise = np.zeros((len(obs), num_actions), np.float32)
         if not deterministic:
-            noise = rng.gumbel(size=noise.shape).astype(np.float32)
+            noise = np.random.gumbel(size=noise.shape).astype(np.float32)
         return np.asarray(act(obs.astype(np.float32), noise))
 
     return policy

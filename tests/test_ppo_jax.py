@@ -336,9 +336,20 @@ def test_saved_policy_is_that_of_the_twin_with_its_weights(two_seeds):
     obs = np.random.default_rng(5).standard_normal((2000, 4))
     x = torch.tensor(obs, dtype=torch.float32)
     assert (ppo_jax.load_policy(model, envs)(obs) == twin.get_action(x, deterministic=True).numpy()).all()
+    np.random.seed(1)
     stochastic = ppo_jax.load_policy(model, envs, deterministic=False)(obs)
     expected = twin.actor(x).softmax(-1)[:, 1].mean().item()
     assert stochastic.mean() == pytest.approx(expected, abs=0.04)
+
+
+def test_stochastic_policy_follows_the_seed_of_numpy(two_seeds):
+    envs = ppo_jax.make_envs("CartPole-v1", 1, False, "")
+    sampled = []
+    for seed in (1, 1, 2):
+        np.random.seed(seed)
+        policy = ppo_jax.load_policy(two_seeds[1] / "ppo_jax.safetensors", envs, deterministic=False)
+        sampled.append(policy(np.zeros((100, 4))))
+    assert (sampled[0] == sampled[1]).all() and (sampled[0] != sampled[2]).any()
 
 
 def test_largest_seed_trains(script):
