@@ -381,7 +381,7 @@ if __name__ == "__main__":
         qf2_next_values = qf.apply(to_qf(target_params["qf2"]), mb_next_obs, next_actions)
         # clipped double Q-learning (Fujimoto et al. 2018, eq. 10): the larger of two estimates is often too high
         next_q_values = jnp.minimum(qf1_next_values, qf2_next_values)
-        next_q_values = next_q_values - jnp.exp(train_state.log_alpha) * next_logprobs
+        next_q_values = next_q_values - jnp.exp(train_state.log_alpha) * next_logprobs  # -logprob estimates the entropy
         td_target = mb_rewards + args.gamma * next_q_values * (1 - mb_terminations)
 
         def qf_loss_of(q_params):
@@ -443,7 +443,7 @@ if __name__ == "__main__":
         writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
     print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
-    # The policy acts on the CPU, with a copy of its parameters: waiting for a GPU takes longer than computing an action
+    # Acting is on the CPU, as waiting for a GPU takes longer, and with a copy, as an update takes the original's memory
     acting_params = jax.device_put(train_state.params["actor"], acting_device, may_alias=False)
     stats = {}
     logged_step = global_step  # of the last log; a resumed run goes on from here

@@ -383,7 +383,7 @@ if __name__ == "__main__":
         writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
     print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
-    # The policy acts on the CPU, with a copy of its parameters: waiting for a GPU takes longer than computing an action
+    # Acting is on the CPU, as waiting for a GPU takes longer, and with a copy, as an update takes the original's memory
     acting_params = jax.device_put(train_state.params["actor"], acting_device, may_alias=False)
     stats = {}
     logged_step = global_step  # of the last log; a resumed run goes on from here
