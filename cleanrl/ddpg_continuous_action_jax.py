@@ -244,7 +244,7 @@ if __name__ == "__main__":
         jax.config.update("jax_platforms", "cpu")
     try:
         key = jax.random.key(args.seed)
-    except (AssertionError, RuntimeError) as error:  # JAX_PLATFORMS names a platform that is not here
+    except (AssertionError, RuntimeError) as error:  # JAX_PLATFORMS names what is not here
         sys.exit(f"JAX: {str(error) or 'JAX_PLATFORMS=cuda asks for a GPU, and there is none'}")
     acting_device = jax.devices()[0]
     if "cpu" in (jax.config.jax_platforms or "cpu"):  # JAX_PLATFORMS=cuda leaves the CPU out
@@ -287,7 +287,7 @@ if __name__ == "__main__":
             return -qf.apply(to_qf(params["qf1"]), mb_obs, actor.apply(to_actor(actor_params), mb_obs)).mean()
 
         actor_loss, gradients = jax.value_and_grad(actor_loss_of)(params["actor"])
-        changes, optimizer_state = actor_optimizer.update(gradients, train_state.actor_optimizer_state)
+        changes, optimizer_state = actor_optimizer.update(gradients, train_state.actor_optimizer_state, params["actor"])
         params = params | {"actor": optax.apply_updates(params["actor"], changes)}
         train_state = train_state._replace(params=params, actor_optimizer_state=optimizer_state)
         return train_state, {"actor_loss": actor_loss}
@@ -314,7 +314,7 @@ if __name__ == "__main__":
             return qf1_loss, {"qf1_values": qf1_values.mean(), "qf1_loss": qf1_loss}
 
         gradients, stats = jax.grad(qf_loss_of, has_aux=True)(params["qf1"])
-        changes, optimizer_state = q_optimizer.update(gradients, train_state.q_optimizer_state)
+        changes, optimizer_state = q_optimizer.update(gradients, train_state.q_optimizer_state, params["qf1"])
         params = params | {"qf1": optax.apply_updates(params["qf1"], changes)}
         train_state = train_state._replace(params=params, q_optimizer_state=optimizer_state)
 

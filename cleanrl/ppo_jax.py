@@ -368,7 +368,7 @@ if __name__ == "__main__":
         jax.config.update("jax_platforms", "cpu")
     try:
         jax.devices()
-    except (AssertionError, RuntimeError) as error:  # JAX_PLATFORMS names a platform that is not here
+    except (AssertionError, RuntimeError) as error:  # JAX_PLATFORMS names what is not here
         sys.exit(f"JAX: {str(error) or 'JAX_PLATFORMS=cuda asks for a GPU, and there is none'}")
 
     # Runs: each seed has a folder and arguments of its own, as if it were trained alone
@@ -417,7 +417,7 @@ if __name__ == "__main__":
         stats["grad_norm"] = optax.tree.norm(gradients)
         scale = jnp.minimum(1, args.max_grad_norm / (stats["grad_norm"] + 1e-6))
         gradients = jax.tree.map(lambda x: x * scale, gradients)
-        changes, optimizer_state = optimizer.update(gradients, optimizer_state)
+        changes, optimizer_state = optimizer.update(gradients, optimizer_state, params)
         params = jax.tree.map(lambda x, change: x - learning_rate * change, params, changes)
         return (params, optimizer_state), stats
 

@@ -284,7 +284,7 @@ if __name__ == "__main__":
         jax.config.update("jax_platforms", "cpu")
     try:
         key = jax.random.key(args.seed)
-    except (AssertionError, RuntimeError) as error:  # JAX_PLATFORMS names a platform that is not here
+    except (AssertionError, RuntimeError) as error:  # JAX_PLATFORMS names what is not here
         sys.exit(f"JAX: {str(error) or 'JAX_PLATFORMS=cuda asks for a GPU, and there is none'}")
     acting_device = jax.devices()[0]
     if "cpu" in (jax.config.jax_platforms or "cpu"):  # JAX_PLATFORMS=cuda leaves the CPU out
@@ -343,7 +343,7 @@ if __name__ == "__main__":
             return (alpha * logprobs - q_values).mean(), logprobs
 
         (actor_loss, logprobs), gradients = jax.value_and_grad(actor_loss_of, has_aux=True)(params["actor"])
-        changes, optimizer_state = actor_optimizer.update(gradients, train_state.actor_optimizer_state)
+        changes, optimizer_state = actor_optimizer.update(gradients, train_state.actor_optimizer_state, params["actor"])
         params = params | {"actor": optax.apply_updates(params["actor"], changes)}
         train_state = train_state._replace(key=key, params=params, actor_optimizer_state=optimizer_state)
         stats = {"actor_loss": actor_loss, "alpha": alpha}
@@ -401,7 +401,7 @@ if __name__ == "__main__":
 
         q_params = {"qf1": params["qf1"], "qf2": params["qf2"]}
         gradients, stats = jax.grad(qf_loss_of, has_aux=True)(q_params)
-        changes, optimizer_state = q_optimizer.update(gradients, train_state.q_optimizer_state)
+        changes, optimizer_state = q_optimizer.update(gradients, train_state.q_optimizer_state, q_params)
         params = params | optax.apply_updates(q_params, changes)
         train_state = train_state._replace(key=key, params=params, q_optimizer_state=optimizer_state)
 

@@ -368,6 +368,17 @@ def test_policy_acts_on_the_cpu_or_without_one_on_the_only_device(runner, monkey
 
 @pytest.mark.slow
 @everyone
+def test_optimizers_with_weight_decay_train(monkeypatch, tmp_path, name):
+    source = SCRIPTS[name].read_text()
+    for optimizer in ("q_optimizer", "actor_optimizer"):
+        assert source.count(f"{optimizer} = optax.adam(") == 1
+        source = source.replace(f"{optimizer} = optax.adam(", f"{optimizer} = optax.adamw(")
+    (tmp_path / "mine.py").write_text(source)
+    assert "actor_loss" in train(monkeypatch, tmp_path, tmp_path / "mine.py", *SHORT)["stats"]
+
+
+@pytest.mark.slow
+@everyone
 def test_copied_out_file_trains_in_an_empty_folder_without_the_repository(runner, name):
     script = Path(shutil.copy(SCRIPTS[name], runner.folder / "mine.py"))
     flags = ["--no-cuda", "--env-id", "Pendulum-v1", "--learning-starts", 200, "--total-timesteps", 400, "--save-model"]

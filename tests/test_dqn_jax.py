@@ -216,6 +216,20 @@ def test_missing_jax_and_missing_platform_are_named(runner, monkeypatch):
         assert len(said.strip().splitlines()) == 1, said
 
 
+@pytest.mark.parametrize(
+    "line, edit",
+    [
+        ('apply_layer(layers["layer2"], x).clip(0)', 'jnp.tanh(apply_layer(layers["layer2"], x))'),
+        ("optax.adam(args.learning_rate)", "optax.adamw(args.learning_rate, weight_decay=0.01)"),
+    ],
+)
+def test_edited_copy_trains(runner, line, edit):
+    source = DQN.read_text()
+    assert source.count(line) == 1
+    (runner.folder / "mine.py").write_text(source.replace(line, edit))
+    assert len(curves(runner.train(*SHORT, script="mine.py"))["losses/td_loss"]) == 10
+
+
 def test_every_flag_is_used():
     source = "".join(path.read_text() for path in (DQN, *(ROOT / "cleanrl_utils").rglob("*.py")))
     for field in dataclasses.fields(dqn_jax.Args):
