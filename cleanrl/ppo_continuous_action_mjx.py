@@ -445,6 +445,8 @@ if __name__ == "__main__":
     run_dirs = [args.resume or f"runs/{run_name}"]
     run_args = [dataclasses.replace(args, num_seeds=1)]
     before_seed, _, after_seed = run_dirs[0].rpartition(f"__{args.seed}__")  # folders differ in the seed
+    if args.num_seeds > 1 and not before_seed:
+        sys.exit(f"--num-seeds: {args.resume} was renamed, which hides the other folders; resume each by itself")
     for seed in range(args.seed + 1, args.seed + args.num_seeds):
         run_dirs.append(f"{before_seed}__{seed}__{after_seed}")
         run_args.append(dataclasses.replace(args, seed=seed, num_seeds=1))

@@ -403,6 +403,9 @@ def test_one_of_several_seeds_can_be_resumed_alone_for_longer(runner):
     model, expected = load_file(second / "ppo_jax.safetensors"), load_file(alone / "ppo_jax.safetensors")
     assert all((model[name] == expected[name]).all() for name in model)
     assert not (first / "ppo_jax.safetensors").exists()
+    renamed = first.rename(runner.folder / "renamed")
+    result = runner.run(PPO, "--resume", renamed, "--num-seeds", 2, "--total-timesteps", 2560, check=False)
+    assert result.returncode == 1 and "renamed" in result.stderr and len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.slow
