@@ -138,7 +138,7 @@ def apply_layer(layer, x):
 
 
 class QNetwork:  # differs from dqn_jax.py: an action has a probability for each atom, as logits
-    """The logits of all actions. `apply` uses only what arrays of NumPy and of JAX have in common: it takes both."""
+    """The logits of all actions. `apply` uses only what arrays of NumPy and JAX have in common: it takes either."""
 
     def __init__(self, num_actions, num_atoms):
         self.num_actions = num_actions
@@ -287,8 +287,8 @@ if __name__ == "__main__":
         jax.config.update("jax_platforms", "cpu")
     try:
         key = jax.random.key(args.seed)
-    except RuntimeError as error:  # JAX_PLATFORMS names a platform that is not here
-        sys.exit(f"JAX: {error}")
+    except (AssertionError, RuntimeError) as error:  # JAX_PLATFORMS names what is not here
+        sys.exit(f"JAX: {str(error) or 'JAX_PLATFORMS=cuda asks for a GPU, and there is none'}")
 
     run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
     run_dir = args.resume or f"runs/{run_name}"
@@ -319,7 +319,7 @@ if __name__ == "__main__":
             return c51_loss(logits, next_logits, mb_actions, mb_rewards, mb_terminations, args.gamma, atoms)
 
         gradients, stats = jax.grad(loss_of, has_aux=True)(train_state.params)
-        changes, optimizer_state = optimizer.update(gradients, train_state.optimizer_state)
+        changes, optimizer_state = optimizer.update(gradients, train_state.optimizer_state, train_state.params)
         params = optax.apply_updates(train_state.params, changes)
         return train_state._replace(params=params, optimizer_state=optimizer_state), stats
 
@@ -368,7 +368,7 @@ if __name__ == "__main__":
         # Act: epsilon-greedily, each environment on its own
         obs = next_obs.copy()  # a copy: the environments reuse their array
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
-        actions = act(acting_params, obs.astype(np.float32))
+        actions = np.array(act(acting_params, obs.astype(np.float32)))  # of NumPy: they can be overwritten
         for idx in range(args.num_envs):
             if random.random() < epsilon:
                 actions[idx] = random.randrange(num_actions)

@@ -244,9 +244,11 @@ if __name__ == "__main__":
         jax.config.update("jax_platforms", "cpu")
     try:
         key = jax.random.key(args.seed)
-        cpu = jax.devices("cpu")[0]
-    except RuntimeError as error:  # JAX_PLATFORMS names a platform that is not here
-        sys.exit(f"JAX: {error}")
+    except (AssertionError, RuntimeError) as error:  # JAX_PLATFORMS names what is not here
+        sys.exit(f"JAX: {str(error) or 'JAX_PLATFORMS=cuda asks for a GPU, and there is none'}")
+    acting_device = jax.devices()[0]
+    if "cpu" in (jax.config.jax_platforms or "cpu"):  # JAX_PLATFORMS=cuda leaves the CPU out
+        acting_device = jax.devices("cpu")[0]
 
     run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
     run_dir = args.resume or f"runs/{run_name}"
@@ -285,7 +287,7 @@ if __name__ == "__main__":
             return -qf.apply(to_qf(params["qf1"]), mb_obs, actor.apply(to_actor(actor_params), mb_obs)).mean()
 
         actor_loss, gradients = jax.value_and_grad(actor_loss_of)(params["actor"])
-        changes, optimizer_state = actor_optimizer.update(gradients, train_state.actor_optimizer_state)
+        changes, optimizer_state = actor_optimizer.update(gradients, train_state.actor_optimizer_state, params["actor"])
         params = params | {"actor": optax.apply_updates(params["actor"], changes)}
         train_state = train_state._replace(params=params, actor_optimizer_state=optimizer_state)
         return train_state, {"actor_loss": actor_loss}
@@ -312,7 +314,7 @@ if __name__ == "__main__":
             return qf1_loss, {"qf1_values": qf1_values.mean(), "qf1_loss": qf1_loss}
 
         gradients, stats = jax.grad(qf_loss_of, has_aux=True)(params["qf1"])
-        changes, optimizer_state = q_optimizer.update(gradients, train_state.q_optimizer_state)
+        changes, optimizer_state = q_optimizer.update(gradients, train_state.q_optimizer_state, params["qf1"])
         params = params | {"qf1": optax.apply_updates(params["qf1"], changes)}
         train_state = train_state._replace(params=params, q_optimizer_state=optimizer_state)
 
@@ -352,8 +354,8 @@ if __name__ == "__main__":
         writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
     print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
-    # The policy acts on the CPU, with a copy of its parameters: waiting for a GPU takes longer than computing an action
-    acting_params = jax.device_put(train_state.params["actor"], cpu, may_alias=False)
+    # Acting is on the CPU, as waiting for a GPU takes longer, and with a copy, as an update takes the original's memory
+    acting_params = jax.device_put(train_state.params["actor"], acting_device, may_alias=False)
     stats = {}
     logged_step = global_step  # of the last log; a resumed run goes on from here
     start_time = time.perf_counter()
@@ -374,7 +376,7 @@ if __name__ == "__main__":
                 train_state, new_stats = update(train_state, mb_rows, policy_is_due)
                 stats |= new_stats
                 if policy_is_due:
-                    acting_params = jax.device_put(train_state.params["actor"], cpu, may_alias=False)
+                    acting_params = jax.device_put(train_state.params["actor"], acting_device, may_alias=False)
 
         # Step
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)

@@ -254,7 +254,6 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):  # differs 
     num_actions = int(envs.single_action_space.n)
     agent = Agent(num_actions)
     params = unflatten_dict(load_file(model_path), sep=".")
-    rng = np.random.default_rng(0)
 
     @jax.jit
     def act(x, noise):
@@ -263,7 +262,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):  # differs 
     def policy(obs):
         noise = np.zeros((len(obs), num_actions), np.float32)
         if not deterministic:
-            noise = rng.gumbel(size=noise.shape).astype(np.float32)
+            noise = np.random.gumbel(size=noise.shape).astype(np.float32)
         return np.asarray(act(obs, noise))
 
     return policy
@@ -296,8 +295,8 @@ if __name__ == "__main__":
         jax.config.update("jax_platforms", "cpu")
     try:
         key = jax.random.key(args.seed)
-    except RuntimeError as error:  # JAX_PLATFORMS names a platform that is not here
-        sys.exit(f"JAX: {error}")
+    except (AssertionError, RuntimeError) as error:  # JAX_PLATFORMS names what is not here
+        sys.exit(f"JAX: {str(error) or 'JAX_PLATFORMS=cuda asks for a GPU, and there is none'}")
 
     run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
     run_dir = args.resume or f"runs/{run_name}"
@@ -373,7 +372,7 @@ if __name__ == "__main__":
 
         gradients, stats = jax.grad(loss_of, has_aux=True)(train_state.params)
         stats["grad_norm"] = optax.tree.norm(gradients)
-        changes, optimizer_state = optimizer.update(gradients, train_state.optimizer_state)
+        changes, optimizer_state = optimizer.update(gradients, train_state.optimizer_state, train_state.params)
         params = jax.tree.map(lambda x, change: x - learning_rate * change, train_state.params, changes)
         return TrainState(params, optimizer_state), stats
 

@@ -325,7 +325,6 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
     num_actions = int(envs.single_action_space.n)
     agent = Agent(num_actions)
     params = unflatten_dict(load_file(model_path), sep=".")
-    rng = np.random.default_rng(0)
 
     @jax.jit  # JAX chooses the device: `device` is only used by the files in PyTorch
     def act(x, noise):
@@ -334,7 +333,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
     def policy(obs):
         noise = np.zeros((len(obs), num_actions), np.float32)
         if not deterministic:
-            noise = rng.gumbel(size=noise.shape).astype(np.float32)
+            noise = np.random.gumbel(size=noise.shape).astype(np.float32)
         return np.asarray(act(obs.astype(np.float32), noise))
 
     return policy
@@ -369,14 +368,16 @@ if __name__ == "__main__":
         jax.config.update("jax_platforms", "cpu")
     try:
         jax.devices()
-    except RuntimeError as error:  # JAX_PLATFORMS names a platform that is not here
-        sys.exit(f"JAX: {error}")
+    except (AssertionError, RuntimeError) as error:  # JAX_PLATFORMS names what is not here
+        sys.exit(f"JAX: {str(error) or 'JAX_PLATFORMS=cuda asks for a GPU, and there is none'}")
 
     # Runs: each seed has a folder and arguments of its own, as if it were trained alone
     run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
     run_dirs = [args.resume or f"runs/{run_name}"]
     run_args = [dataclasses.replace(args, num_seeds=1)]
     before_seed, _, after_seed = run_dirs[0].rpartition(f"__{args.seed}__")  # folders differ in the seed
+    if args.num_seeds > 1 and not before_seed:
+        sys.exit(f"--num-seeds: {args.resume} was renamed, which hides the other folders; resume each by itself")
     for seed in range(args.seed + 1, args.seed + args.num_seeds):
         run_dirs.append(f"{before_seed}__{seed}__{after_seed}")
         run_args.append(dataclasses.replace(args, seed=seed, num_seeds=1))
@@ -418,7 +419,7 @@ if __name__ == "__main__":
         stats["grad_norm"] = optax.tree.norm(gradients)
         scale = jnp.minimum(1, args.max_grad_norm / (stats["grad_norm"] + 1e-6))
         gradients = jax.tree.map(lambda x: x * scale, gradients)
-        changes, optimizer_state = optimizer.update(gradients, optimizer_state)
+        changes, optimizer_state = optimizer.update(gradients, optimizer_state, params)
         params = jax.tree.map(lambda x, change: x - learning_rate * change, params, changes)
         return (params, optimizer_state), stats
 
@@ -503,7 +504,7 @@ if __name__ == "__main__":
     # States: for each seed, what its checkpoint saves and a resumed run restores, besides the flags
     states = []
     for seed in range(args.seed, args.seed + args.num_seeds):
-        state = {"global_step": 0, "recent_returns": deque(maxlen=100), "train_state": start(seed)}
+        state = {"global_step": 0, "recent_returns": deque(maxlen=100), "train_state": start(np.uint32(seed))}
         states.append(state)
     if args.resume:
         for run_dir, state in zip(run_dirs, states, strict=True):

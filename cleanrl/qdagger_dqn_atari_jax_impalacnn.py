@@ -364,8 +364,8 @@ if __name__ == "__main__":
         jax.config.update("jax_platforms", "cpu")
     try:
         key = jax.random.key(args.seed)
-    except RuntimeError as error:  # JAX_PLATFORMS names a platform that is not here
-        sys.exit(f"JAX: {error}")
+    except (AssertionError, RuntimeError) as error:  # JAX_PLATFORMS names what is not here
+        sys.exit(f"JAX: {str(error) or 'JAX_PLATFORMS=cuda asks for a GPU, and there is none'}")
 
     run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
     run_dir = args.resume or f"runs/{run_name}"
@@ -413,7 +413,7 @@ if __name__ == "__main__":
             return loss, stats
 
         gradients, stats = jax.grad(loss_of, has_aux=True)(train_state.params)
-        changes, optimizer_state = optimizer.update(gradients, train_state.optimizer_state)
+        changes, optimizer_state = optimizer.update(gradients, train_state.optimizer_state, train_state.params)
         params = optax.apply_updates(train_state.params, changes)
         return train_state._replace(params=params, optimizer_state=optimizer_state), stats
 

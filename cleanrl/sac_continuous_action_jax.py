@@ -284,9 +284,11 @@ if __name__ == "__main__":
         jax.config.update("jax_platforms", "cpu")
     try:
         key = jax.random.key(args.seed)
-        cpu = jax.devices("cpu")[0]
-    except RuntimeError as error:  # JAX_PLATFORMS names a platform that is not here
-        sys.exit(f"JAX: {error}")
+    except (AssertionError, RuntimeError) as error:  # JAX_PLATFORMS names what is not here
+        sys.exit(f"JAX: {str(error) or 'JAX_PLATFORMS=cuda asks for a GPU, and there is none'}")
+    acting_device = jax.devices()[0]
+    if "cpu" in (jax.config.jax_platforms or "cpu"):  # JAX_PLATFORMS=cuda leaves the CPU out
+        acting_device = jax.devices("cpu")[0]
 
     run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
     run_dir = args.resume or f"runs/{run_name}"
@@ -341,7 +343,7 @@ if __name__ == "__main__":
             return (alpha * logprobs - q_values).mean(), logprobs
 
         (actor_loss, logprobs), gradients = jax.value_and_grad(actor_loss_of, has_aux=True)(params["actor"])
-        changes, optimizer_state = actor_optimizer.update(gradients, train_state.actor_optimizer_state)
+        changes, optimizer_state = actor_optimizer.update(gradients, train_state.actor_optimizer_state, params["actor"])
         params = params | {"actor": optax.apply_updates(params["actor"], changes)}
         train_state = train_state._replace(key=key, params=params, actor_optimizer_state=optimizer_state)
         stats = {"actor_loss": actor_loss, "alpha": alpha}
@@ -379,7 +381,7 @@ if __name__ == "__main__":
         qf2_next_values = qf.apply(to_qf(target_params["qf2"]), mb_next_obs, next_actions)
         # clipped double Q-learning (Fujimoto et al. 2018, eq. 10): the larger of two estimates is often too high
         next_q_values = jnp.minimum(qf1_next_values, qf2_next_values)
-        next_q_values = next_q_values - jnp.exp(train_state.log_alpha) * next_logprobs
+        next_q_values = next_q_values - jnp.exp(train_state.log_alpha) * next_logprobs  # -logprob estimates the entropy
         td_target = mb_rewards + args.gamma * next_q_values * (1 - mb_terminations)
 
         def qf_loss_of(q_params):
@@ -399,7 +401,7 @@ if __name__ == "__main__":
 
         q_params = {"qf1": params["qf1"], "qf2": params["qf2"]}
         gradients, stats = jax.grad(qf_loss_of, has_aux=True)(q_params)
-        changes, optimizer_state = q_optimizer.update(gradients, train_state.q_optimizer_state)
+        changes, optimizer_state = q_optimizer.update(gradients, train_state.q_optimizer_state, q_params)
         params = params | optax.apply_updates(q_params, changes)
         train_state = train_state._replace(key=key, params=params, q_optimizer_state=optimizer_state)
 
@@ -441,8 +443,8 @@ if __name__ == "__main__":
         writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
     print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
-    # The policy acts on the CPU, with a copy of its parameters: waiting for a GPU takes longer than computing an action
-    acting_params = jax.device_put(train_state.params["actor"], cpu, may_alias=False)
+    # Acting is on the CPU, as waiting for a GPU takes longer, and with a copy, as an update takes the original's memory
+    acting_params = jax.device_put(train_state.params["actor"], acting_device, may_alias=False)
     stats = {}
     logged_step = global_step  # of the last log; a resumed run goes on from here
     start_time = time.perf_counter()
@@ -464,7 +466,7 @@ if __name__ == "__main__":
                 train_state, new_stats = update(train_state, mb_rows, policy_is_due, targets_are_due)
                 stats |= new_stats
                 if policy_is_due:
-                    acting_params = jax.device_put(train_state.params["actor"], cpu, may_alias=False)
+                    acting_params = jax.device_put(train_state.params["actor"], acting_device, may_alias=False)
 
         # Step
         next_obs, rewards, terminations, truncations, infos = envs.step(actions)

@@ -79,6 +79,8 @@ def check_together(flags: dict[str, Any]) -> str | None:
         mistake = check_replay(flags)
     if mistake:
         return mistake
+    if "num_seeds" in flags and flags["seed"] + flags["num_seeds"] > 2**32:
+        return f"--num-seeds {flags['num_seeds']}: the last seed would be more than 2**32 - 1"
     if "v_min" in flags and flags["v_min"] >= flags["v_max"]:
         return f"--v-min {flags['v_min']}: must be less than --v-max {flags['v_max']}"
     return None

@@ -37,6 +37,13 @@ CRITICS = {"ddpg": ["qf1"], "td3": ["qf1", "qf2"], "sac": ["qf1", "qf2"]}
 SHORT = ["--no-cuda", "--env-id", "TwoEnds-v0", "--num-envs", 2, "--batch-size", 16]
 SHORT += ["--learning-starts", 200, "--total-timesteps", 600]
 LOW, HIGH = np.array([-0.1, -3.0, 5.0], np.float32), np.array([0.7, 1.0, 5.5], np.float32)
+OTHER_CPU = """
+def initialize():
+    from jax._src import xla_bridge
+    from jax._src.lib import xla_client
+
+    xla_bridge.register_backend_factory("other", xla_client.make_cpu_client, priority=500)
+"""
 everyone = pytest.mark.parametrize("name", MODULES)
 
 
@@ -263,6 +270,11 @@ def test_updates_follow_the_steps_and_each_kind_is_compiled_once(finished):
 
 
 @of_everyone
+def test_newest_policy_acts(finished):
+    assert (finished.acting_params == finished.train_state.params["actor"]).all()
+
+
+@of_everyone
 def test_stored_transitions_stay_within_their_episode(finished):
     rows = finished.buffer.rows[: finished.buffer.num_added]
     assert len(rows) == 600 and rows.dtype == np.float32
@@ -333,6 +345,36 @@ def test_same_seed_gives_the_same_run_and_another_does_not(monkeypatch, tmp_path
     leaves = [jax.tree.leaves(variables["train_state"].params) for variables in (first, second, other)]
     assert all((x == y).all() for x, y in zip(leaves[0], leaves[1], strict=True))
     assert any((x != y).any() for x, y in zip(leaves[0], leaves[2], strict=True))
+
+
+@pytest.mark.slow
+@everyone
+def test_policy_acts_on_the_cpu_or_without_one_on_the_only_device(runner, monkeypatch, name):
+    """A second CPU takes the part of a GPU: JAX finds it as a plugin, and prefers it."""
+    folder = runner.folder / "jax_plugins" / "other"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(OTHER_CPU)
+    flags = ["--env-id", "Pendulum-v1", "--learning-starts", 200, "--total-timesteps", 300, "--save-model"]
+    runs = []
+    for platforms in ("cpu", "other", ""):
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+        process = runner.start(SCRIPTS[name], *flags, "--exp-name", f"on_{platforms}", modules=runner.folder)
+        _, said = process.communicate()
+        assert process.returncode == 0, said
+        runs.append(next(runner.folder.glob(f"runs/*__on_{platforms}__*")))
+    assert_same_run(runs[0], runs[1])
+    assert_same_run(runs[0], runs[2])
+
+
+@pytest.mark.slow
+@everyone
+def test_optimizers_with_weight_decay_train(monkeypatch, tmp_path, name):
+    source = SCRIPTS[name].read_text()
+    for optimizer in ("q_optimizer", "actor_optimizer"):
+        assert source.count(f"{optimizer} = optax.adam(") == 1
+        source = source.replace(f"{optimizer} = optax.adam(", f"{optimizer} = optax.adamw(")
+    (tmp_path / "mine.py").write_text(source)
+    assert "actor_loss" in train(monkeypatch, tmp_path, tmp_path / "mine.py", *SHORT)["stats"]
 
 
 @pytest.mark.slow

@@ -208,11 +208,26 @@ def test_missing_jax_and_missing_platform_are_named(runner, monkeypatch):
     assert result.returncode == 1 and 'pip install "cleanrl[jax]"' in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1, result.stderr
     (runner.folder / "jax.py").unlink()
-    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
-    process = runner.start(DQN, *SHORT[1:])
-    _, said = process.communicate()
-    assert process.returncode == 1 and "tpu" in said
-    assert len(said.strip().splitlines()) == 1, said
+    for platform in ("tpu", "cuda"):  # for cuda without a GPU, JAX's own error has no words
+        monkeypatch.setenv("JAX_PLATFORMS", platform)
+        process = runner.start(DQN, *SHORT[1:])
+        _, said = process.communicate()
+        assert process.returncode == 1 and platform in said
+        assert len(said.strip().splitlines()) == 1, said
+
+
+@pytest.mark.parametrize(
+    "line, edit",
+    [
+        ('apply_layer(layers["layer2"], x).clip(0)', 'jnp.tanh(apply_layer(layers["layer2"], x))'),
+        ("optax.adam(args.learning_rate)", "optax.adamw(args.learning_rate, weight_decay=0.01)"),
+    ],
+)
+def test_edited_copy_trains(runner, line, edit):
+    source = DQN.read_text()
+    assert source.count(line) == 1
+    (runner.folder / "mine.py").write_text(source.replace(line, edit))
+    assert len(curves(runner.train(*SHORT, script="mine.py"))["losses/td_loss"]) == 10
 
 
 def test_every_flag_is_used():

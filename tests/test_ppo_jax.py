@@ -336,9 +336,24 @@ def test_saved_policy_is_that_of_the_twin_with_its_weights(two_seeds):
     obs = np.random.default_rng(5).standard_normal((2000, 4))
     x = torch.tensor(obs, dtype=torch.float32)
     assert (ppo_jax.load_policy(model, envs)(obs) == twin.get_action(x, deterministic=True).numpy()).all()
+    np.random.seed(1)
     stochastic = ppo_jax.load_policy(model, envs, deterministic=False)(obs)
     expected = twin.actor(x).softmax(-1)[:, 1].mean().item()
     assert stochastic.mean() == pytest.approx(expected, abs=0.04)
+
+
+def test_stochastic_policy_follows_the_seed_of_numpy(two_seeds):
+    envs = ppo_jax.make_envs("CartPole-v1", 1, False, "")
+    sampled = []
+    for seed in (1, 1, 2):
+        np.random.seed(seed)
+        policy = ppo_jax.load_policy(two_seeds[1] / "ppo_jax.safetensors", envs, deterministic=False)
+        sampled.append(policy(np.zeros((100, 4))))
+    assert (sampled[0] == sampled[1]).all() and (sampled[0] != sampled[2]).any()
+
+
+def test_largest_seed_trains(script):
+    assert script(*SHORT, "--total-timesteps", 64, "--seed", 2**32 - 1)["global_step"] == 64
 
 
 @pytest.mark.slow
@@ -388,6 +403,9 @@ def test_one_of_several_seeds_can_be_resumed_alone_for_longer(runner):
     model, expected = load_file(second / "ppo_jax.safetensors"), load_file(alone / "ppo_jax.safetensors")
     assert all((model[name] == expected[name]).all() for name in model)
     assert not (first / "ppo_jax.safetensors").exists()
+    renamed = first.rename(runner.folder / "renamed")
+    result = runner.run(PPO, "--resume", renamed, "--num-seeds", 2, "--total-timesteps", 2560, check=False)
+    assert result.returncode == 1 and "renamed" in result.stderr and len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.slow
@@ -436,6 +454,7 @@ def test_copied_file_trains_without_cleanrl_utils(runner):
         (["--env-id", "no_such_module:Env"], ["no_such_module"]),
         (["--env-id", "json:JSONDecoder", "--save-model"], ["JSONDecoder"]),
         (["--num-seeds", "0"], ["--num-seeds 0"]),
+        (["--num-seeds", "2", "--seed", str(2**32 - 1)], ["--num-seeds 2", "2**32"]),
         (["--num-seeds", "2", "--track"], ["--track", "wandb sync"]),
         (["--capture-video"], ["--capture-video", "--save-model"]),
     ],
