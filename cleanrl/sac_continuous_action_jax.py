@@ -286,9 +286,10 @@ if __name__ == "__main__":
         key = jax.random.key(args.seed)
     except (AssertionError, RuntimeError) as error:  # JAX_PLATFORMS names what is not here
         sys.exit(f"JAX: {str(error) or 'JAX_PLATFORMS=cuda asks for a GPU, and there is none'}")
-    acting_device = jax.devices()[0]
-    if "cpu" in (jax.config.jax_platforms or "cpu"):  # JAX_PLATFORMS=cuda leaves the CPU out
+    try:
         acting_device = jax.devices("cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS=cuda leaves the CPU out
+        acting_device = jax.devices()[0]
 
     run_name = f"{args.env_id.replace('/', '_')}__{args.exp_name}__{args.seed}__{int(time.time())}"
     run_dir = args.resume or f"runs/{run_name}"

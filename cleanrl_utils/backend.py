@@ -3,6 +3,7 @@
 So a script in JAX starts without the seconds that PyTorch takes. What belongs to JAX is in jax_trees.py.
 """
 
+import os
 import pickle
 import random
 import sys
@@ -37,6 +38,18 @@ def is_misfit(error: Exception) -> bool:
         return False
     has_other_shape = isinstance(error, TypeError) and "contracting dimensions" in str(error)
     return isinstance(error, flax.FlaxError | KeyError) or has_other_shape
+
+
+def check_jax() -> None:
+    """Say in words that JAX_PLATFORMS names what is not here: JAX notices when it first computes, if it is imported."""
+    jax = sys.modules.get("jax")
+    try:
+        if jax is not None:
+            jax.devices()
+    except (AssertionError, RuntimeError) as error:  # the former without words, for cuda without a GPU
+        raise OSError(
+            f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')}: JAX has no such platform here. {error}"
+        ) from None
 
 
 def gpu_name() -> str:

@@ -153,6 +153,7 @@ def evaluate(
     np.random.seed(seed)
     if backend.pytorch():
         backend.pytorch().manual_seed(seed)
+    backend.check_jax()
     try:
         policy = load_policy(model_path, envs, device, deterministic)
     except (RuntimeError, SafetensorError, KeyError) as error:  # a damaged file, or the tensors of another network

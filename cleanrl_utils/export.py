@@ -23,7 +23,7 @@ import numpy as np
 import tyro
 from safetensors import SafetensorError
 
-from cleanrl_utils import command_line
+from cleanrl_utils import backend, command_line
 from cleanrl_utils.envpool_games import EnvPoolGames, is_pool
 from cleanrl_utils.evaluate import describe_age, load_run, model_args, model_step
 from cleanrl_utils.files import replacing
@@ -118,6 +118,7 @@ def export(
     if is_pool(envs):
         envs = EnvPoolGames(envs)
     obs = sample_observations(envs, 40 * BATCH, np.random.default_rng(seed))
+    backend.check_jax()
     try:
         model, memories = library.trace(module.load_policy(model_path, envs, "cpu", True), obs[:BATCH])
         original = module.load_policy(model_path, envs, "cpu", True)  # anew: without a memory of what was tried on it

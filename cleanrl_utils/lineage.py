@@ -67,7 +67,7 @@ FAMILY = {
     "dqn_atari_jax.py": ("dqn_jax.py", 75),
     "c51_jax.py": ("dqn_jax.py", 69),
     "c51_atari_jax.py": ("c51_jax.py", 80),
-    "ddpg_continuous_action_jax.py": ("ddpg_continuous_action.py", 160),
+    "ddpg_continuous_action_jax.py": ("ddpg_continuous_action.py", 165),
     "td3_continuous_action_jax.py": ("ddpg_continuous_action_jax.py", 42),
     "sac_continuous_action_jax.py": ("td3_continuous_action_jax.py", 115),
     "ppo_atari_envpool_xla_jax.py": ("ppo_atari_envpool.py", 255),

@@ -25,7 +25,7 @@ def test_importing_the_tools_of_a_run_imports_neither_pytorch_nor_jax(runner):
 
 
 @needs_jax
-def test_script_in_jax_trains_stops_resumes_and_evaluates_without_pytorch(runner):
+def test_script_in_jax_trains_stops_resumes_and_evaluates_without_pytorch(runner, monkeypatch):
     script = ROOT / "cleanrl" / "dqn_jax.py"
     flags = "--no-cuda --total-timesteps 600 --learning-starts 100 --checkpoint-frequency 200 --save-model"
     program = "import runpy, sys; runpy.run_path(sys.argv[0], run_name='__main__');" + IS_IMPORTED
@@ -40,6 +40,13 @@ def test_script_in_jax_trains_stops_resumes_and_evaluates_without_pytorch(runner
     logged = curves(run_dir)
     assert [step for step, _ in logged["charts/SPS"]] == list(range(100, 801, 100))
     assert len(logged["eval/episodic_return"]) == 20
+
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+    for tool in ("evaluate", "export"):
+        process = runner.start("-m", f"cleanrl_utils.{tool}", run_dir)
+        said, errors = process.communicate()
+        assert process.returncode == 1 and "JAX_PLATFORMS=tpu" in errors, errors
+        assert len(errors.strip().splitlines()) == 1, errors
 
 
 @pytest.fixture
