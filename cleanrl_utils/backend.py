@@ -43,13 +43,13 @@ def is_misfit(error: Exception) -> bool:
 def check_jax() -> None:
     """Say in words that JAX_PLATFORMS names what is not here: JAX notices when it first computes, if it is imported."""
     jax = sys.modules.get("jax")
+    if jax is None:
+        return
     try:
-        if jax is not None:
-            jax.devices()
+        jax.devices()
     except (AssertionError, RuntimeError) as error:  # the former without words, for cuda without a GPU
-        raise OSError(
-            f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')}: JAX has no such platform here. {error}"
-        ) from None
+        platforms = os.environ.get("JAX_PLATFORMS")
+        raise OSError(f"JAX_PLATFORMS={platforms}: JAX has no such platform here. {error}") from None
 
 
 def gpu_name() -> str:
