@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The runs behind the scores of c51_jax.py: 3 tasks, seeds 1 to 5 (10 on CartPole-v1), 500,000 steps on the CPU, `JOBS` at a time.
+# The runs behind the scores of c51_jax.py: 3 tasks, seeds 1 to 5 (10 on CartPole-v1), 500,000 steps on the CPU, `JOBS` at a
+# time.
 # The same command again skips what is finished and resumes what was interrupted; --dry-run only prints the commands.
 set -euo pipefail
 cd "$(dirname "$0")/.."
