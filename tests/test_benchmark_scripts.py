@@ -93,6 +93,7 @@ def test_ablations_of_ppo_change_what_they_say_and_nothing_else(tmp_path):
         "env = gym.wrappers.TransformReward",
         "return x",
     ]
+    assert len(changes("no_bootstrap_wrapper_statistics")) == len(changes("wrapper_statistics")) + 2
 
 
 @pytest.mark.parametrize(
