@@ -368,9 +368,12 @@ if __name__ == "__main__":
         # Act: epsilon-greedily, each environment on its own
         obs = next_obs.copy()  # a copy: the environments reuse their array
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
-        actions = np.array(act(acting_params, obs.astype(np.float32)))  # of NumPy: they can be overwritten
+        explore = [random.random() < epsilon for _ in range(args.num_envs)]
+        actions = np.zeros(args.num_envs, int)
+        if not all(explore):
+            actions = np.array(act(acting_params, obs.astype(np.float32)))  # of NumPy: they can be overwritten
         for idx in range(args.num_envs):
-            if random.random() < epsilon:
+            if explore[idx]:
                 actions[idx] = random.randrange(num_actions)
 
         # Learn: before the environments step, so that a GPU works at the same time. A round is `num_envs` steps.

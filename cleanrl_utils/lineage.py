@@ -46,7 +46,7 @@ FAMILY = {
     "rpo_continuous_action.py": ("ppo_continuous_action.py", 6),
     "dqn.py": ("none", 350),
     "dqn_atari.py": ("dqn.py", 55),
-    "dqn_jax.py": ("dqn.py", 118),
+    "dqn_jax.py": ("dqn.py", 120),
     "c51.py": ("dqn.py", 55),
     "c51_atari.py": ("c51.py", 55),
     "ddpg_continuous_action.py": ("none", 360),
