@@ -11,6 +11,7 @@ from typing import Any
 
 # Where a run was logged, and how fast it was, says nothing about what was trained.
 NOT_TO_REPEAT = {"resume", "track", "wandb_project_name", "wandb_entity", "upload_model", "hf_entity", "accelerate"}
+BENCHMARK = Path(__file__).resolve().parents[1] / "benchmark"  # a few scripts there train, too
 COMPUTED = "# Computed at run time"  # below this line, the arguments of an algorithm file are not the user's to set
 
 
@@ -36,7 +37,8 @@ def command_again(source: Path, args: dict) -> str:
 
     `source` is the algorithm file. It is read and not executed; SyntaxError if it is no Python.
     """
-    words = ["python", f"cleanrl/{source.name}"]
+    folder = "benchmark" if (BENCHMARK / source.name).exists() else "cleanrl"
+    words = ["python", f"{folder}/{source.name}"]
     if args.get("world_size", 1) > 1:
         words[:1] = ["torchrun", "--standalone", f"--nproc_per_node={args['world_size']}"]
     words += ["--env-id", str(args["env_id"]), "--seed", str(args["seed"])]

@@ -43,6 +43,13 @@ def test_a_run_of_several_processes_is_started_by_torchrun_and_a_suppressed_flag
     assert command_again(source, args) == f"{expected} --local-num-envs 3"
 
 
+def test_a_script_of_the_folder_benchmark_is_named_with_that_folder(tmp_path):
+    copy = tmp_path / "dqn_stable_baselines3.py"  # in the folder of a run
+    copy.write_text((ROOT / "benchmark" / "dqn_stable_baselines3.py").read_text())
+    command = command_again(copy, {"env_id": "CartPole-v1", "seed": 2, "total_timesteps": 500_000})
+    assert command == "python benchmark/dqn_stable_baselines3.py --env-id CartPole-v1 --seed 2"
+
+
 @pytest.mark.parametrize("name", ["benchmark", "enjoy", "evaluate", "export", "huggingface", "lineage", "supervisor"])
 def test_the_help_of_a_tool_says_how_it_is_called(runner, name):
     shown = runner.run("-m", f"cleanrl_utils.{name}", "--help").stdout
