@@ -168,7 +168,7 @@ class ReplayBuffer:
     # differs from dqn.py: a minibatch is one NumPy array, which `update` splits
     def __init__(self, size, obs_dim, action_dim):
         columns = [obs_dim, obs_dim, action_dim, 1, 1]
-        self.rows = np.zeros((size, sum(columns)))
+        self.rows = np.zeros((size, sum(columns)), dtype=np.float32)
         self.column_ends = np.cumsum(columns)[:-1]
         self.num_added = 0
 
@@ -181,7 +181,7 @@ class ReplayBuffer:
     def sample(self, batch_size):
         num_rows = min(self.num_added, len(self.rows))
         inds = np.random.randint(num_rows, size=batch_size)
-        return self.rows[inds].astype(np.float32)
+        return self.rows[inds]
 
     def state_dict(self):
         return {
