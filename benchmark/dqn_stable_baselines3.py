@@ -17,6 +17,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
+from cleanrl import dqn
 from cleanrl_utils import provenance, run, stop
 
 
@@ -60,21 +61,22 @@ if __name__ == "__main__":
     run_dir = f"runs/{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
     writer = run.start(run_dir, args, __file__, 0)
     stop.stop_at_once("it cannot be resumed; start it anew")
+    ours = dqn.Args()
     model = DQN(
         "MlpPolicy",
         make_vec_env(args.env_id),
-        learning_rate=2.5e-4,
-        buffer_size=10_000,
-        learning_starts=10_000,
-        batch_size=128,
-        tau=1.0,
-        gamma=0.99,
-        train_freq=10,
+        learning_rate=ours.learning_rate,
+        buffer_size=ours.buffer_size,
+        learning_starts=ours.learning_starts,
+        batch_size=ours.batch_size,
+        tau=ours.tau,
+        gamma=ours.gamma,
+        train_freq=ours.train_frequency,
         gradient_steps=1,
-        target_update_interval=500,
-        exploration_fraction=0.5,
-        exploration_initial_eps=1.0,
-        exploration_final_eps=0.05,
+        target_update_interval=ours.target_network_frequency,
+        exploration_fraction=ours.exploration_fraction,
+        exploration_initial_eps=ours.start_e,
+        exploration_final_eps=ours.end_e,
         max_grad_norm=float("inf"),
         policy_kwargs={"net_arch": [120, 84]},
         seed=args.seed,

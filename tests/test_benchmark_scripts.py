@@ -8,11 +8,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tyro
 from conftest import ROOT
 
 from cleanrl_utils.benchmark import Args
+from cleanrl_utils.rlops.runs import read_folder
 
 ALGORITHMS = sorted(path.stem for path in (ROOT / "cleanrl").glob("[!_]*.py"))
 CLASSIC = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
@@ -63,7 +65,21 @@ def test_every_algorithm_file_has_a_script_that_trains_it(name, tmp_path):
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmark").glob("*.sh")), ids=lambda path: path.stem)
 def test_script_can_be_read_by_bash_and_is_about_a_file(path):
     subprocess.run(["bash", "-n", path], check=True)
-    assert path.stem.removesuffix("_ablations") in ALGORITHMS and os.access(path, os.X_OK)
+    name = path.stem.removesuffix("_ablations").removesuffix("_stable_baselines3")
+    assert name in ALGORITHMS and os.access(path, os.X_OK)
+
+
+def test_stable_baselines3_trains_in_a_folder_that_rlops_reads(runner):
+    script = ROOT / "benchmark" / "dqn_stable_baselines3.py"
+    run_dir = runner.train("--seed", "3", "--total-timesteps", "300", script=script)
+    run = read_folder(run_dir, pytest.fail)
+    assert (run.algorithm, run.env_id, run.seed, run.status) == ("dqn_stable_baselines3", "CartPole-v1", 3, "finished")
+    returns, lengths = (run.curves[f"charts/episodic_{name}"] for name in ("return", "length"))
+    assert np.array_equal(returns.values, lengths.values) and np.array_equal(np.cumsum(lengths.values), returns.steps)
+    again = "python benchmark/dqn_stable_baselines3.py --env-id CartPole-v1 --seed 3 --total-timesteps 300"
+    assert run.command == again
+    refused = runner.run(script, "--resume", run_dir, check=False)
+    assert refused.returncode and refused.stderr.strip().endswith("cannot be resumed; start it anew")
 
 
 def test_ablations_of_ppo_change_what_they_say_and_nothing_else(tmp_path):
