@@ -33,6 +33,7 @@ from cleanrl_utils.words import plural
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmark" / "results"
+EQUAL = 0.02  # the share by which steps may differ from the published ones
 MARKED = re.compile(r"(<!-- results: (.+?)(?: with (.+?))? -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
@@ -85,6 +86,12 @@ def read_published() -> dict[tuple[str, str], str]:
     return published
 
 
+def read_published_steps() -> dict[tuple[str, str], int]:
+    """After how many steps the published scores were measured, where that is known."""
+    with open(RESULTS / "published.csv", newline="") as file:
+        return {(row["algorithm"], row["env_id"]): int(row["steps"]) for row in csv.DictReader(file) if row["steps"]}
+
+
 def rounded(steps: int) -> str:
     return f"{round(steps / 1e6, 2):g}M" if steps >= 995_000 else f"{steps / 1e3:.0f}k" if steps >= 1000 else str(steps)
 
@@ -101,7 +108,7 @@ def make_table(result_files: list[Path], *extras: str) -> list[str]:
             for run in group:
                 rows[-1].setdefault(run.algorithm, []).append(run)
     algorithms = dict.fromkeys(run.algorithm for runs in tasks.values() for run in runs)
-    published = read_published()
+    published, published_steps = read_published(), read_published_steps()
     head = ["environment", "steps"]
     common = {}  # the seeds of an algorithm, where they are the same in all rows
     for algorithm in algorithms:
@@ -128,7 +135,11 @@ def make_table(result_files: list[Path], *extras: str) -> list[str]:
             row.append(score + seeds)
         for extra in extras:
             if extra == "published":
-                row.append(published.get((next(iter(algorithms)), env_id), "none"))
+                task = next(iter(algorithms)), env_id
+                row.append(published.get(task, "none"))
+                wanted = published_steps.get(task, steps[0])
+                if any(abs(x / wanted - 1) > EQUAL for x in steps):
+                    row[-1] += f" after {rounded(wanted)}"
             elif extra == "minutes":
                 row.append(f"{np.mean([run.seconds for runs in here.values() for run in runs]) / 60:.1f}")
         lines.append("| " + " | ".join(row) + " |")

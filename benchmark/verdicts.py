@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from algorithms import ALGORITHMS
-from results import RESULTS, ROOT, by_budget, rounded, span
+from results import EQUAL, RESULTS, ROOT, by_budget, rounded, span
 from results import read_published as read_published_texts
 
 from cleanrl_utils.rlops.runs import RETURN, Run, is_result_file, read_results
@@ -35,7 +35,6 @@ TASKS = {"CartPole-v1", "Acrobot-v1", "MountainCar-v0", "starpilot", "bossfight"
 TASKS |= {f"{robot}-v4" for robot in ("HalfCheetah", "Walker2d", "Hopper", "InvertedPendulum", "Humanoid")}
 TASKS |= {game + ending for game in ("Pong", "Breakout", "BeamRider") for ending in ("-v5", "NoFrameskip-v4")}
 PUBLISHED_SEEDS = 3  # of a published score, unless its source says otherwise
-EQUAL = 0.02  # the share by which steps may differ from the published ones
 BEHIND = ("behind", "one seed, below")  # what needs a finding
 ORDER = ["ahead", "level", "behind", "higher, too few seeds", "lower, too few seeds"]
 ORDER += ["one seed, above", "one seed, within", "one seed, below", "other steps", "no published spread"]

@@ -85,6 +85,12 @@ def test_table_has_a_row_for_each_length_of_runs(tmp_path):
     assert table[2:] == ["| Hopper-v4 | 1k | 1.0 | 3.0 |", "| Hopper-v4 | 8k | 2.0 |  |"]
 
 
+def test_table_says_of_a_published_score_when_it_is_after_other_steps():
+    table = results.make_table([RESULTS / "rpo_continuous_action.csv"], "published")
+    short, long = (next(row for row in table if f"Walker2d-v4 | {steps} |" in row) for steps in ("1M", "8M"))
+    assert short.endswith("3665.5 ± 278.6 after 8M |") and long.endswith("3665.5 ± 278.6 |")
+
+
 def test_plot_knows_its_source(tmp_path):
     pytest.importorskip("matplotlib")
     results.plot(RESULTS / "dqn.csv", tmp_path / "dqn.png")
