@@ -68,8 +68,9 @@ def logged_metrics(source: str) -> set[str]:
     return names | set(re.findall(r'"(\w+)": ', " ".join(dictionaries)))
 
 
-# Flags of other programs (torchrun, pip, uv, Docker, TensorBoard), and of none: the tuner's page speaks of a `--flag`.
+# Flags of other programs (torchrun, pip, uv, Docker, TensorBoard, XLA), and of none: the tuner's page says `--flag`.
 FOREIGN = {"standalone", "nnodes", "nproc-per-node", "upgrade", "logdir", "flag", "extra", "rm", "gpus", "build-arg"}
+FOREIGN |= {"xla-cpu-prefer-vector-width"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

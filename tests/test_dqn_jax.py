@@ -124,9 +124,8 @@ def test_buffer_is_that_of_the_twin():
         row = obs, next_obs, rng.integers(0, 2, 3), rng.standard_normal(3), rng.random(3) < 0.3
         ours.add(*row)
         theirs.add(*row)
-    assert (ours.rows == theirs.rows).all() and ours.num_added == theirs.num_added
-    rows = {tuple(row) for row in ours.rows.astype(np.float32)}
-    assert {tuple(row) for row in ours.sample(500)} == rows
+    assert (ours.rows == theirs.rows.astype(np.float32)).all() and ours.num_added == theirs.num_added
+    assert {tuple(row) for row in ours.sample(500)} == {tuple(row) for row in ours.rows}
     restored = dqn_jax.ReplayBuffer(20, 4, 1)
     restored.load_state_dict(ours.state_dict())
     assert (restored.rows == ours.rows).all() and restored.num_added == ours.num_added
