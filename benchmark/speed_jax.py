@@ -54,7 +54,7 @@ from functools import partial
 import jax
 from cleanrl import ppo_continuous_action_mjx as FILE
 env_id, num_envs, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-env = FILE.make_jax_env(env_id).env  # as Brax has it: the file carries less from step to step
+env = FILE.make_jax_env(env_id).brax_env  # as Brax has it: the file carries less from step to step
 states = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), num_envs))
 
 @partial(jax.jit, donate_argnums=0)

@@ -129,12 +129,12 @@ class Dense(nn.Module):  # differs from ddpg_continuous_action.py: Flax's own la
 
 
 def mlp(output_dim):
-    # differs from ddpg_continuous_action.py: Flax sees the size of the input when the first one comes
+    # differs from ddpg_continuous_action.py: Flax infers the size of the input from the example given to `init`
     return nn.Sequential([Dense(256), nn.relu, Dense(256), nn.relu, Dense(output_dim)])
 
 
 class QNetwork(nn.Module):
-    # differs from ddpg_continuous_action.py: it holds no parameters, they are handed to it in each call
+    # differs from ddpg_continuous_action.py: it holds no parameters; `apply` is given them, and then calls this
 
     def setup(self):
         self.network = mlp(1)
@@ -144,7 +144,7 @@ class QNetwork(nn.Module):
 
 
 class Actor(nn.Module):
-    # differs from ddpg_continuous_action.py: it holds no parameters, they are handed to it in each call
+    # differs from ddpg_continuous_action.py: it holds no parameters; `apply` is given them, and then calls this
 
     low: np.ndarray  # each component of an action has bounds of its own
     high: np.ndarray
@@ -167,7 +167,7 @@ class Actor(nn.Module):
 class TrainState(NamedTuple):
     """What an update changes. It is never changed in place: an update returns a new one."""
 
-    params: Any  # a dictionary with the parameters of each network, as one vector
+    params: Any  # a dictionary: for each network, one vector with all of its parameters
     target_params: Any
     q_optimizer_state: Any
     actor_optimizer_state: Any
@@ -178,9 +178,9 @@ class ReplayBuffer:
 
     # differs from ddpg_continuous_action.py: a minibatch is one NumPy array, which `update` splits
     def __init__(self, size, obs_dim, action_dim):
-        columns = [obs_dim, obs_dim, action_dim, 1, 1]
-        self.rows = np.zeros((size, sum(columns)), dtype=np.float32)
-        self.column_ends = np.cumsum(columns)[:-1]
+        widths = [obs_dim, obs_dim, action_dim, 1, 1]
+        self.rows = np.zeros((size, sum(widths)), dtype=np.float32)
+        self.column_ends = np.cumsum(widths)[:-1]
         self.num_added = 0
 
     def add(self, obs, next_obs, actions, rewards, terminations):
@@ -211,7 +211,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
     actor = Actor(envs.single_action_space.low, envs.single_action_space.high)
     params = unflatten_dict(load_file(model_path), sep=".")
 
-    @jax.jit
+    @jax.jit  # JAX chooses the device: `device` is only used by the files in PyTorch
     def act(x):
         return actor.apply(params["actor"], x).clip(actor.low, actor.high)
 
@@ -240,6 +240,7 @@ if __name__ == "__main__":
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more time than they save
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # compute in this thread: waking up another costs more
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/cleanrl_jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # fast compilations as well
     if not args.cuda:
         jax.config.update("jax_platforms", "cpu")
     try:
@@ -261,15 +262,16 @@ if __name__ == "__main__":
     actor = Actor(envs.single_action_space.low, envs.single_action_space.high)
     qf = QNetwork()
     actor_key, qf1_key = jax.random.split(key)
-    # The parameters of a network become one vector: each array that a compiled function is given costs time
-    actor_params, to_actor = ravel_pytree(actor.init(actor_key, next_obs))  # `to_actor` turns the vector back
+    # The parameters of each network become one vector: handing many arrays to a compiled function takes time.
+    # `to_actor` and `to_qf` turn such a vector back into what `apply` takes: arrays with names and shapes.
+    actor_params, to_actor = ravel_pytree(actor.init(actor_key, next_obs))
     qf1_params, to_qf = ravel_pytree(qf.init(qf1_key, next_obs, envs.action_space.low))
     params = {"actor": actor_params, "qf1": qf1_params}
     q_optimizer = optax.adam(args.learning_rate)
     actor_optimizer = optax.adam(args.learning_rate)
     train_state = TrainState(
         params=params,
-        target_params=jax.tree.map(jnp.copy, params),
+        target_params=jax.tree.map(jnp.copy, params),  # copies: two networks cannot share memory
         q_optimizer_state=q_optimizer.init(params["qf1"]),
         actor_optimizer_state=actor_optimizer.init(params["actor"]),
     )
@@ -284,8 +286,9 @@ if __name__ == "__main__":
         # Actor: towards actions of higher value
         params = train_state.params
 
-        def actor_loss_of(actor_params):  # a function of these alone: no gradients for the critic
-            return -qf.apply(to_qf(params["qf1"]), mb_obs, actor.apply(to_actor(actor_params), mb_obs)).mean()
+        def actor_loss_of(actor_params):  # the gradient is with respect to these alone
+            actions = actor.apply(to_actor(actor_params), mb_obs)
+            return -qf.apply(to_qf(params["qf1"]), mb_obs, actions).mean()
 
         actor_loss, gradients = jax.value_and_grad(actor_loss_of)(params["actor"])
         changes, optimizer_state = actor_optimizer.update(gradients, train_state.actor_optimizer_state, params["actor"])
@@ -298,7 +301,7 @@ if __name__ == "__main__":
         target_params = optax.incremental_update(train_state.params, train_state.target_params, args.tau)
         return train_state._replace(target_params=target_params)
 
-    # donate: the new state takes the memory of the old one. static: compiled with an update of the policy and without
+    # donate: the new state takes the memory of the old one. static: compiled with the policy's update and again without
     @partial(jax.jit, donate_argnums=0, static_argnames="policy_is_due")
     def update(train_state, mb_rows, policy_is_due):
         mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = jnp.split(mb_rows, buffer.column_ends, axis=-1)
@@ -319,7 +322,7 @@ if __name__ == "__main__":
         params = params | {"qf1": optax.apply_updates(params["qf1"], changes)}
         train_state = train_state._replace(params=params, q_optimizer_state=optimizer_state)
 
-        if policy_is_due:  # less often than the critic
+        if policy_is_due:  # not in every update
             train_state, actor_stats = update_actor(train_state, mb_obs)
             stats |= actor_stats
             train_state = update_target(train_state)
@@ -355,7 +358,8 @@ if __name__ == "__main__":
         writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
     print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
-    # Acting is on the CPU, as waiting for a GPU takes longer, and with a copy, as an update takes the original's memory
+    # The policy acts on the CPU: for so little work, waiting for a GPU takes longer. It acts with a copy of its
+    # parameters, as the next update takes the memory of the original.
     acting_params = jax.device_put(train_state.params["actor"], acting_device, may_alias=False)
     stats = {}
     logged_step = global_step  # of the last log; a resumed run goes on from here
@@ -418,9 +422,10 @@ if __name__ == "__main__":
     progress.close()
     if args.save_model:
         metadata = {"args": json.dumps(vars(args)), "global_step": str(global_step)}
-        params = {"actor": to_actor(train_state.params["actor"])}
-        for name in ("qf1",):
-            params[name] = to_qf(train_state.params[name])
+        params = {
+            "actor": to_actor(train_state.params["actor"]),
+            "qf1": to_qf(train_state.params["qf1"]),
+        }
         tensors = {name: np.asarray(x) for name, x in flatten_dict(params, sep=".").items()}
         save_file(tensors, f"{run_dir}/{args.exp_name}.safetensors", metadata)
     if run:  # evaluates, uploads, and says where everything is

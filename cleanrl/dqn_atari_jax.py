@@ -153,11 +153,11 @@ class ReplayBuffer:
     """The latest transitions, each a row of obs, next_obs, action, reward, termination. New ones replace the oldest."""
 
     def __init__(self, size, obs_dim, action_dim):
-        columns = [obs_dim, obs_dim, action_dim, 1, 1]
-        self.rows = np.zeros((size, sum(columns)))
-        self.column_ends = np.cumsum(columns)[:-1]
+        widths = [obs_dim, obs_dim, action_dim, 1, 1]
+        self.rows = np.zeros((size, sum(widths)))  # float64 holds every frame number exactly
+        self.column_ends = np.cumsum(widths)[:-1]
         self.num_added = 0
-        self.frames = np.zeros((size + size // 25 + 1000, 84, 84), np.uint8)  # takes memory only as they come
+        self.frames = np.zeros((size + size // 25 + 1000, 84, 84), np.uint8)  # takes memory only as frames arrive
         self.num_frames = 0  # differs from dqn_jax.py: obs and next_obs are numbers of frames
         self.stacks = {}  # the numbers of the 4 frames that an environment shows, for those in the midst of an episode
 
@@ -183,11 +183,10 @@ class ReplayBuffer:
             while self.rows[inds[i], 0] < self.num_frames - len(self.frames):  # its first frame has been overwritten
                 inds[i] = np.random.randint(num_rows)
         # differs from dqn_jax.py: a minibatch is several arrays, as frames are bytes
-        rows = self.rows[inds].astype(np.float32)
-        obs, next_obs, actions, rewards, terminations = np.split(rows, self.column_ends, axis=-1)
-        frames = self.rows[inds, :8].astype(int) % len(self.frames)
-        obs = self.frames[frames[:, :4]]
-        next_obs = self.frames[frames[:, 4:]]
+        columns = np.split(self.rows[inds], self.column_ends, axis=-1)
+        obs_numbers, next_obs_numbers, actions, rewards, terminations = columns
+        obs = self.frames[obs_numbers.astype(int) % len(self.frames)]
+        next_obs = self.frames[next_obs_numbers.astype(int) % len(self.frames)]
         return obs, next_obs, actions, rewards, terminations
 
     def state_dict(self):
@@ -224,7 +223,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):  # differs 
     q_network = QNetwork(int(envs.single_action_space.n))
     params = unflatten_dict(load_file(model_path), sep=".")
 
-    @jax.jit
+    @jax.jit  # JAX chooses the device: `device` is only used by the files in PyTorch
     def act(x):
         return q_network.apply(params, x).argmax(-1)
 
@@ -253,6 +252,7 @@ if __name__ == "__main__":
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more time than they save
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # compute in this thread: waking up another costs more
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/cleanrl_jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # fast compilations as well
     if not args.cuda:
         jax.config.update("jax_platforms", "cpu")
     try:
@@ -270,9 +270,10 @@ if __name__ == "__main__":
     q_network = QNetwork(int(envs.single_action_space.n))
     params = q_network.init(key, next_obs)
     optimizer = optax.flatten(optax.adam(args.learning_rate))  # all parameters as one vector: twice as fast
-    train_state = TrainState(params, jax.tree.map(jnp.copy, params), optimizer.init(params))
+    target_params = jax.tree.map(jnp.copy, params)  # copies: two networks cannot share memory
+    train_state = TrainState(params, target_params, optimizer.init(params))
 
-    @jax.jit
+    @jax.jit  # differs from dqn_jax.py: for a large network, compiled code is faster than NumPy
     def act(params, x):
         return q_network.apply(params, x).argmax(-1)
 

@@ -132,7 +132,7 @@ def apply_layer(layer, x):
     return x.dot(layer["kernel"]) + layer["bias"]  # NumPy is faster at `dot` than at `@`
 
 
-class QNetwork:  # differs from dqn.py: it holds no parameters, they are handed to it in each call
+class QNetwork:  # differs from dqn.py: it holds no parameters; each call is given them
     """The Q-values of all actions. `apply` uses only what arrays of NumPy and JAX have in common: it takes either."""
 
     def __init__(self, num_actions):
@@ -167,9 +167,9 @@ class ReplayBuffer:
 
     # differs from dqn.py: a minibatch is one NumPy array, which `update` splits
     def __init__(self, size, obs_dim, action_dim):
-        columns = [obs_dim, obs_dim, action_dim, 1, 1]
-        self.rows = np.zeros((size, sum(columns)), dtype=np.float32)
-        self.column_ends = np.cumsum(columns)[:-1]
+        widths = [obs_dim, obs_dim, action_dim, 1, 1]
+        self.rows = np.zeros((size, sum(widths)), dtype=np.float32)  # as `update` computes anyway
+        self.column_ends = np.cumsum(widths)[:-1]
         self.num_added = 0
 
     def add(self, obs, next_obs, actions, rewards, terminations):
@@ -211,7 +211,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):  # differs 
     q_network = QNetwork(int(envs.single_action_space.n))
     params = unflatten_dict(load_file(model_path), sep=".")
 
-    @jax.jit
+    @jax.jit  # JAX chooses the device: `device` is only used by the files in PyTorch
     def act(x):
         return q_network.apply(params, x).argmax(-1)
 
@@ -240,6 +240,7 @@ if __name__ == "__main__":
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more time than they save
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # compute in this thread: waking up another costs more
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/cleanrl_jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # fast compilations as well
     if not args.cuda:
         jax.config.update("jax_platforms", "cpu")
     try:
@@ -257,14 +258,15 @@ if __name__ == "__main__":
     q_network = QNetwork(int(envs.single_action_space.n))
     params = q_network.init(key, next_obs)
     optimizer = optax.flatten(optax.adam(args.learning_rate))  # all parameters as one vector: twice as fast
-    train_state = TrainState(params, jax.tree.map(jnp.copy, params), optimizer.init(params))
+    target_params = jax.tree.map(jnp.copy, params)  # copies: two networks cannot share memory
+    train_state = TrainState(params, target_params, optimizer.init(params))
 
     def act(params, x):  # in NumPy: for so little work, the call of a compiled function takes longer than the work
         return q_network.apply(params, x).argmax(-1)
 
     @partial(jax.jit, donate_argnums=0)  # the new state takes the memory of the old one
     def update(train_state, minibatch):
-        columns = jnp.split(minibatch, buffer.column_ends, axis=-1)
+        columns = jnp.split(minibatch, buffer.column_ends, axis=-1)  # `buffer` is made further down
         mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = columns
         next_q_values = q_network.apply(train_state.target_params, mb_next_obs)
 
@@ -313,7 +315,7 @@ if __name__ == "__main__":
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
     print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
     num_actions = int(envs.single_action_space.n)
-    acting_params = jax.tree.map(np.array, train_state.params)  # a copy of them, as arrays of NumPy
+    acting_params = jax.tree.map(np.array, train_state.params)  # copies of them, as arrays of NumPy
     exploration_steps = max(args.exploration_fraction * args.total_timesteps, 1)
     stats = {}
     logged_step = global_step  # of the last log; a resumed run goes on from here
@@ -322,10 +324,10 @@ if __name__ == "__main__":
         # Act: epsilon-greedily, each environment on its own
         obs = next_obs.copy()  # a copy: the environments reuse their array
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, global_step)
-        explore = [random.random() < epsilon for _ in range(args.num_envs)]
+        explore = [random.random() < epsilon for _ in range(args.num_envs)]  # faster than in NumPy
         actions = np.zeros(args.num_envs, int)
         if not all(explore):
-            actions = np.array(act(acting_params, obs.astype(np.float32)))  # of NumPy: they can be overwritten
+            actions = np.array(act(acting_params, obs.astype(np.float32)))  # a writable array
         for idx in range(args.num_envs):
             if explore[idx]:
                 actions[idx] = random.randrange(num_actions)
@@ -336,7 +338,7 @@ if __name__ == "__main__":
                 if step % args.train_frequency == 0:
                     minibatch = buffer.sample(args.batch_size)
                     train_state, stats = update(train_state, minibatch)
-                    acting_params = jax.tree.map(np.array, train_state.params)
+                    acting_params = jax.tree.map(np.array, train_state.params)  # waits for a GPU
                 if step % args.target_network_frequency == 0:
                     train_state = update_target(train_state)
 

@@ -180,7 +180,7 @@ class TrainState(NamedTuple):
 class Games(NamedTuple):
     """The pools of environments, and what they have played in this rollout."""
 
-    handles: Any  # of each pool, for its XLA interface
+    handles: Any  # one for each pool: `recv` and `send` take it and return the next one
     next_obs: Any  # (num_envs, 4, 84, 84)
     obs: Any  # this and all below: (num_steps, num_envs, ...)
     actions: Any
@@ -255,7 +255,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):  # differs 
     agent = Agent(num_actions)
     params = unflatten_dict(load_file(model_path), sep=".")
 
-    @jax.jit
+    @jax.jit  # JAX chooses the device: `device` is only used by the files in PyTorch
     def act(x, noise):
         return agent.apply(params, x, noise, method="get_action")
 
@@ -281,7 +281,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C raises an exception again
     if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
         args, checkpoint = run.prepare(args, __file__)
-
     args.batch_size = args.num_envs * args.num_steps
     args.minibatch_size = args.batch_size // args.num_minibatches
     args.num_iterations = args.total_timesteps // args.batch_size
@@ -291,6 +290,7 @@ if __name__ == "__main__":
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more time than they save
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # compute in this thread: waking up another costs more
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/cleanrl_jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # fast compilations as well
     if not args.cuda:
         jax.config.update("jax_platforms", "cpu")
     try:
@@ -317,7 +317,8 @@ if __name__ == "__main__":
     optimizer = optax.flatten(optimizer)  # all parameters as one vector: faster
     train_state = TrainState(params, optimizer.init(params))
 
-    @partial(jax.jit, donate_argnums=0, static_argnums=2)  # the new arrays take the memory of the old ones
+    # donate: the new arrays take the memory of the old ones. static: compiled once for each pool `idx`
+    @partial(jax.jit, donate_argnums=0, static_argnums=2)
     def receive(games, step, idx):
         """Wait for what came of the actions of this step in pool `idx`."""
         # The barrier: else XLA may read small arrays on a GPU after it has given their memory to others (JAX 0.11.2)
@@ -356,6 +357,7 @@ if __name__ == "__main__":
         b_logprobs, _, b_values = agent.apply(params, b_obs, b_actions, method="evaluate_actions")
         values = b_values.reshape(args.num_steps, args.num_envs)
         last_values = agent.apply(params, next_obs, method="get_value")
+        # V(s[t+1]) is one row below, after a truncation as well: EnvPool shows the final observation before it resets
         next_values = jnp.roll(values, -1, axis=0).at[-1].set(last_values)
         return b_logprobs, values, next_values
 
@@ -430,7 +432,8 @@ if __name__ == "__main__":
         if args.anneal_lr:  # detail 4: the learning rate falls linearly to zero
             remaining = 1 - (iteration - 1) / args.num_iterations
             learning_rate = remaining * args.learning_rate
-        noise_key, shuffle_key = jax.random.split(jax.random.fold_in(key, iteration))
+        iteration_key = jax.random.fold_in(key, iteration)  # the same keys in a resumed run
+        noise_key, shuffle_key = jax.random.split(iteration_key)
 
         # Rollout: the policy only chooses actions. Log-probabilities and values are computed after it, all at once.
         noise = jax.random.gumbel(noise_key, (args.num_steps, args.num_envs, num_actions))

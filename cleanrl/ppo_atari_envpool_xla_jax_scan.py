@@ -180,7 +180,7 @@ class TrainState(NamedTuple):
 class Games(NamedTuple):
     """The pools of environments, and what they have played in this rollout."""
 
-    handles: Any  # of each pool, for its XLA interface
+    handles: Any  # one for each pool: `recv` and `send` take it and return the next one
     next_obs: Any  # (num_envs, 4, 84, 84)
     obs: Any  # this and all below: (num_steps, num_envs, ...)
     actions: Any
@@ -253,7 +253,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):  # differs 
     agent = Agent(num_actions)
     params = unflatten_dict(load_file(model_path), sep=".")
 
-    @jax.jit
+    @jax.jit  # JAX chooses the device: `device` is only used by the files in PyTorch
     def act(x, noise):
         return agent.apply(params, x, noise, method="get_action")
 
@@ -279,7 +279,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl+C raises an exception again
     if run:  # checks the flags; with --resume, reads the flags and the checkpoint of that run
         args, checkpoint = run.prepare(args, __file__)
-
     args.batch_size = args.num_envs * args.num_steps
     args.minibatch_size = args.batch_size // args.num_minibatches
     args.num_iterations = args.total_timesteps // args.batch_size
@@ -299,7 +298,7 @@ if __name__ == "__main__":
     run_dir = args.resume or f"runs/{run_name}"
     scores = np.zeros(args.num_envs)  # of the games so far; a resumed run starts new games
     try:
-        # differs from ppo_atari_envpool_xla_jax.py: four pools or more, as Python does nothing between their turns
+        # differs from ppo_atari_envpool_xla_jax.py: about four pools or more: a pool waits for the slowest of its games
         pool_size = min(32, (args.num_envs + 3) // 4)
         columns = [slice(i, i + pool_size) for i in range(0, args.num_envs, pool_size)]
         envs = [make_envs(args.env_id, len(scores[c]), args.capture_video, run_dir) for c in columns]
@@ -351,6 +350,7 @@ if __name__ == "__main__":
         b_logprobs, _, b_values = agent.apply(params, b_obs, b_actions, method="evaluate_actions")
         values = b_values.reshape(args.num_steps, args.num_envs)
         last_values = agent.apply(params, next_obs, method="get_value")
+        # V(s[t+1]) is one row below, after a truncation as well: EnvPool shows the final observation before it resets
         next_values = jnp.roll(values, -1, axis=0).at[-1].set(last_values)
         return b_logprobs, values, next_values
 
@@ -422,8 +422,8 @@ if __name__ == "__main__":
             for idx in range(len(envs)):
                 games = receive(games, step - 1, idx)  # it was played in the meantime
                 games = act(games, train_state.params, noise, step, idx)
-                # The handle of the next pool, as late as that of this one: else the compiler may decide to
-                # wait for the next pool before this one plays. (No handle is zero.)
+                # Let the handle of the next pool depend on that of this one. It stays the same, as no handle is zero;
+                # but else the compiler may wait for the games of the next pool before this pool has its actions.
                 next_idx = (idx + 1) % len(envs)
                 next_handle = jnp.where(games.handles[idx].any(), games.handles[next_idx], 0)
                 games = games._replace(handles=games.handles | {next_idx: next_handle})
@@ -450,10 +450,8 @@ if __name__ == "__main__":
         b_values = values.flatten()
         batch = (b_obs, b_actions, b_logprobs, b_advantages, b_returns, b_values, b_valid)
 
-        # On a CPU, XLA is 20 times slower at gradients of convolutions if they are inside of a loop: write it out there
-        unroll = 1
-        if jax.default_backend() == "cpu":
-            unroll = 1000  # rounds of the loop, or all if there are fewer
+        # On a CPU, XLA is 20 times slower at gradients of convolutions inside a loop: write its rounds out there
+        unroll = jax.default_backend() == "cpu"
 
         def run_minibatch(train_state, mb_inds):
             return update(train_state, batch, mb_inds, learning_rate)
@@ -492,11 +490,10 @@ if __name__ == "__main__":
         if args.anneal_lr:  # detail 4: the learning rate falls linearly to zero
             remaining = 1 - (iteration - 1) / args.num_iterations
             learning_rate = remaining * args.learning_rate
-        iteration_key = jax.random.fold_in(key, iteration)
+        iteration_key = jax.random.fold_in(key, iteration)  # the same keys in a resumed run
         train_state, games, means, explained_variance = iterate(train_state, games, iteration_key, learning_rate)
 
-        # Log: every game, and the means over all minibatches of this iteration
-        # One call fetches everything from the device, as each would wait for it anew
+        # Log: every game, and the means over all minibatches of this iteration, fetched from the device in one call
         results = games._replace(handles=None, next_obs=None, obs=None), means, explained_variance
         played, means, explained_variance = jax.device_get(results)
         for step in range(args.num_steps):

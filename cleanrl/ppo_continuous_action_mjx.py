@@ -1,9 +1,10 @@
 """PPO in JAX for thousands of robots that MuJoCo XLA (MJX) simulates on the GPU: what Isaac Gym was for.
 
-Simulation, policy and updates of an iteration are one compiled call, and nothing leaves the GPU in between.
+Simulation, policy and updates of an iteration are one compiled call, and nothing leaves the GPU in between, as in
+Isaac Gym (Makoviychuk et al. 2021, https://arxiv.org/abs/2108.10470).
 
 Paper:   https://arxiv.org/abs/1707.06347 (Schulman et al. 2017)
-Details: https://arxiv.org/abs/2108.10470 (Makoviychuk et al. 2021)
+Details: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/ (Huang et al. 2022)
 Docs:    docs/rl-algorithms/ppo_continuous_action_mjx.md
 Parent:  ppo_jax.py
 Run:     python cleanrl/ppo_continuous_action_mjx.py --env-id ant
@@ -111,7 +112,7 @@ class Args:
     reward_scaler: float = 1.0
     """rewards are multiplied by this before they are learned from"""
     log_frequency: int = 10
-    """iterations between two logs of losses and speed; every episode is logged"""
+    """iterations between two logs of losses and speed; of the episodes, the means of each iteration are logged"""
 
     # Computed at run time
     batch_size: int = 0
@@ -125,9 +126,9 @@ class Args:
 def make_env(env_id, idx, capture_video, run_dir):
     def thunk():
         is_filmed = capture_video and idx == 0
-        env = Robot(env_id, "rgb_array" if is_filmed else None)  # differs from ppo_jax.py: not by gymnasium's ids
+        # differs from ppo_jax.py: a robot of Brax, which clips actions by itself
+        env = Robot(env_id, "rgb_array" if is_filmed else None)
         env = gym.wrappers.TimeLimit(env, env.env.max_steps)
-        env = gym.wrappers.ClipAction(env)  # continuous detail 5: actions are executed clipped
         if is_filmed:
             env = gym.wrappers.RecordVideo(env, f"{run_dir}/videos")
         env = gym.wrappers.RecordEpisodeStatistics(env)
@@ -147,18 +148,19 @@ class BraxEnv:
     """A robot of Brax with the methods that the environments of ppo_jax.py have."""
 
     max_steps = 1000
-    # MJX computes the other hundred arrays of a robot anew in each step: to carry them along takes a sixth of the time
+    # In each step, MJX computes a robot's other hundred arrays anew; to carry them along would take a sixth of the time
     mjx_names = ["qpos", "qvel", "q", "qd", "x", "xd", "qacc_warmstart", "act", "time"]
     mjx_names += ["qfrc_applied", "xfrc_applied", "eq_active"]
 
     def __init__(self, name, simulator):
-        self.env = brax_envs.get_environment(name, backend=simulator)
-        shapes = jax.eval_shape(self.env.reset, jax.random.key(0))
+        self.brax_env = brax_envs.get_environment(name, backend=simulator)
+        shapes = jax.eval_shape(self.brax_env.reset, jax.random.key(0))
         self.obs_dim = shapes.obs.shape[0]
-        self.num_actions = self.env.action_size
+        self.num_actions = self.brax_env.action_size
         self.is_mjx = hasattr(shapes.pipeline_state, "qpos")  # the states of the other simulators are small
-        # What `pack` leaves out is not finite, so that the run would stop if a step used it
+        # What `pack` leaves out is NaN (0 in integers), so that the run would stop if a step used such a number
         self.empty_state = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), shapes)
+        # Compiled for `Robot`, which calls them one by one; an iteration is compiled as a whole
         self.reset = jax.jit(self.reset)
         self.step = jax.jit(self.step)
 
@@ -176,12 +178,12 @@ class BraxEnv:
         return self.empty_state.replace(pipeline_state=physics, done=done, info=info)
 
     def reset(self, key):
-        state = self.env.reset(key)
+        state = self.brax_env.reset(key)
         return self.pack(state), state.obs
 
     def step(self, packed, action):
         action = action.clip(-1, 1)  # continuous detail 5: actions are executed clipped
-        state = self.env.step(self.unpack(packed), action)
+        state = self.brax_env.step(self.unpack(packed), action)
         termination = jnp.asarray(state.done, bool)
         return self.pack(state), state.obs, state.reward, termination
 
@@ -206,7 +208,7 @@ class Robot(gym.Env):
         self.action_space = gym.spaces.Box(-1, 1, (self.env.num_actions,))
         self.render_mode = render_mode
         if render_mode:
-            fps = round(1 / float(self.env.env.dt))
+            fps = round(1 / float(self.env.brax_env.dt))
             self.metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
 
     def reset(self, *, seed=None, options=None):
@@ -220,10 +222,10 @@ class Robot(gym.Env):
         return np.asarray(obs), float(reward), bool(termination), False, {}
 
     def render(self):
-        has_camera = self.env.env.sys.mj_model.ncam > 0
+        has_camera = self.env.brax_env.sys.mj_model.ncam > 0
         camera = "track" if has_camera else None  # it follows a robot that runs away
         state = self.env.unpack(self.state)
-        frames = self.env.env.render([state.pipeline_state], height=480, width=480, camera=camera)
+        frames = self.env.brax_env.render([state.pipeline_state], height=480, width=480, camera=camera)
         return frames[0]
 
 
@@ -290,7 +292,7 @@ class Agent(nn.Module):
         # detail 13: policy and value function are separate networks
         self.critic = mlp(1, output_std=1.0)
         self.actor = mlp(self.num_actions, output_std=0.01)
-        # differs from ppo_jax.py: actions are normal; continuous detail 2: their deviation is not from a network
+        # differs from ppo_jax.py: normal actions; continuous detail 2: one standard deviation for all observations
         self.actor_logstd = self.param("actor_logstd", nn.initializers.zeros, (self.num_actions,))
 
     def get_value(self, x):
@@ -432,7 +434,7 @@ if __name__ == "__main__":
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more time than they save
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # compute in this thread: waking up another costs more
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/cleanrl_jax"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # cache even fast compilations
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # fast compilations as well
     if not args.cuda:
         jax.config.update("jax_platforms", "cpu")
     try:
@@ -504,7 +506,8 @@ if __name__ == "__main__":
 
         noise = jax.random.normal(noise_key, (args.num_steps, args.num_envs, env.num_actions))
         reset_keys = jax.random.split(reset_key, args.num_envs)
-        new_episodes = jax.vmap(partial(reset_env, env))(reset_keys)  # one for each robot: to place it takes time
+        # One for each robot instead of one for each step: a reset takes as long as a step
+        new_episodes = jax.vmap(partial(reset_env, env))(reset_keys)
         env_states, rollout = jax.lax.scan(play, train_state.env_states, noise)
 
         # Targets
@@ -540,7 +543,7 @@ if __name__ == "__main__":
         (agent_state, _), stats = jax.lax.scan(run_epoch, (agent_state, True), mb_inds)
         params, optimizer_state = agent_state
         b_obs = jax.lax.collapse(rollout.obs, 0, 2)
-        obs_stats = merge_stats(obs_stats, b_obs)  # after the update, so that its ratios start at 1
+        obs_stats = merge_stats(obs_stats, b_obs)  # for the next iteration: rollout and update use the same
 
         # What to log: the finished episodes, and the means over the minibatches of all active epochs
         episodes = {

@@ -363,7 +363,7 @@ if __name__ == "__main__":
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more time than they save
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # compute in this thread: waking up another costs more
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/cleanrl_jax"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # cache even fast compilations
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # fast compilations as well
     if not args.cuda:
         jax.config.update("jax_platforms", "cpu")
     try:

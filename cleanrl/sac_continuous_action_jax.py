@@ -140,12 +140,12 @@ class Dense(nn.Module):  # differs from ddpg_continuous_action.py: Flax's own la
 
 
 def mlp(output_dim):
-    # differs from ddpg_continuous_action.py: Flax sees the size of the input when the first one comes
+    # differs from ddpg_continuous_action.py: Flax infers the size of the input from the example given to `init`
     return nn.Sequential([Dense(256), nn.relu, Dense(256), nn.relu, Dense(output_dim)])
 
 
 class QNetwork(nn.Module):
-    # differs from ddpg_continuous_action.py: it holds no parameters, they are handed to it in each call
+    # differs from ddpg_continuous_action.py: it holds no parameters; `apply` is given them, and then calls this
 
     def setup(self):
         self.network = mlp(1)
@@ -155,7 +155,7 @@ class QNetwork(nn.Module):
 
 
 class Actor(nn.Module):
-    # differs from ddpg_continuous_action.py: it holds no parameters, they are handed to it in each call
+    # differs from ddpg_continuous_action.py: it holds no parameters; `apply` is given them, and then calls this
 
     low: np.ndarray  # each component of an action has bounds of its own
     high: np.ndarray
@@ -191,7 +191,7 @@ class TrainState(NamedTuple):
     # differs from td3_continuous_action_jax.py: the temperature is learned, too
 
     key: Any  # an update draws random numbers from it
-    params: Any  # a dictionary with the parameters of each network, as one vector
+    params: Any  # a dictionary: for each network, one vector with all of its parameters
     target_params: Any
     log_alpha: Any
     q_optimizer_state: Any
@@ -204,9 +204,9 @@ class ReplayBuffer:
 
     # differs from ddpg_continuous_action.py: a minibatch is one NumPy array, which `update` splits
     def __init__(self, size, obs_dim, action_dim):
-        columns = [obs_dim, obs_dim, action_dim, 1, 1]
-        self.rows = np.zeros((size, sum(columns)), dtype=np.float32)
-        self.column_ends = np.cumsum(columns)[:-1]
+        widths = [obs_dim, obs_dim, action_dim, 1, 1]
+        self.rows = np.zeros((size, sum(widths)), dtype=np.float32)
+        self.column_ends = np.cumsum(widths)[:-1]
         self.num_added = 0
 
     def add(self, obs, next_obs, actions, rewards, terminations):
@@ -245,7 +245,7 @@ def load_policy(model_path, envs, device="cpu", deterministic=True):
     actor = Actor(envs.single_action_space.low, envs.single_action_space.high)
     params = unflatten_dict(load_file(model_path), sep=".")
 
-    @jax.jit
+    @jax.jit  # JAX chooses the device: `device` is only used by the files in PyTorch
     def act(x, noise):
         if deterministic:
             mean, _ = actor.apply(params["actor"], x)
@@ -280,6 +280,7 @@ if __name__ == "__main__":
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")  # threads cost more time than they save
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # compute in this thread: waking up another costs more
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/cleanrl_jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # fast compilations as well
     if not args.cuda:
         jax.config.update("jax_platforms", "cpu")
     try:
@@ -301,14 +302,15 @@ if __name__ == "__main__":
     actor = Actor(envs.single_action_space.low, envs.single_action_space.high)
     qf = QNetwork()
     key, actor_key, qf1_key, qf2_key = jax.random.split(key, 4)
-    # The parameters of a network become one vector: each array that a compiled function is given costs time
-    actor_params, to_actor = ravel_pytree(actor.init(actor_key, next_obs))  # `to_actor` turns the vector back
+    # The parameters of each network become one vector: handing many arrays to a compiled function takes time.
+    # `to_actor` and `to_qf` turn such a vector back into what `apply` takes: arrays with names and shapes.
+    actor_params, to_actor = ravel_pytree(actor.init(actor_key, next_obs))
     qf1_params, to_qf = ravel_pytree(qf.init(qf1_key, next_obs, envs.action_space.low))
     qf2_params, _ = ravel_pytree(qf.init(qf2_key, next_obs, envs.action_space.low))
     params = {"actor": actor_params, "qf1": qf1_params, "qf2": qf2_params}
     q_params = {"qf1": params["qf1"], "qf2": params["qf2"]}
     # The temperature is what entropy is worth. Learning its logarithm keeps it positive.
-    initial_alpha = 1.0 if args.autotune else max(args.alpha, 1e-30)  # the logarithm of 0 is not finite
+    initial_alpha = 1.0 if args.autotune else max(args.alpha, 1e-30)  # 0 has no finite logarithm
     log_alpha = jnp.log(jnp.float32(initial_alpha))
     target_entropy = -envs.single_action_space.shape[0]  # a density can have a negative entropy
     q_optimizer = optax.adam(args.q_lr)
@@ -317,7 +319,7 @@ if __name__ == "__main__":
     train_state = TrainState(
         key=key,
         params=params,
-        target_params=jax.tree.map(jnp.copy, q_params),
+        target_params=jax.tree.map(jnp.copy, q_params),  # copies: two networks cannot share memory
         log_alpha=log_alpha,
         q_optimizer_state=q_optimizer.init(q_params),
         actor_optimizer_state=actor_optimizer.init(params["actor"]),
@@ -336,7 +338,7 @@ if __name__ == "__main__":
         noise = jax.random.normal(noise_key, (len(mb_obs), len(actor.low)))
         alpha = jnp.exp(train_state.log_alpha)
 
-        def actor_loss_of(actor_params):  # a function of these alone: no gradients for the critics
+        def actor_loss_of(actor_params):  # the gradient is with respect to these alone
             actions, logprobs = actor.apply(to_actor(actor_params), mb_obs, noise, method="get_action_and_logprob")
             qf1_values = qf.apply(to_qf(params["qf1"]), mb_obs, actions)
             qf2_values = qf.apply(to_qf(params["qf2"]), mb_obs, actions)
@@ -354,8 +356,9 @@ if __name__ == "__main__":
                 return -(jnp.exp(log_alpha) * (logprobs + target_entropy)).mean()
 
             alpha_loss, gradient = jax.value_and_grad(alpha_loss_of)(train_state.log_alpha)
-            change, optimizer_state = alpha_optimizer.update(gradient, train_state.alpha_optimizer_state)
-            log_alpha = optax.apply_updates(train_state.log_alpha, change)
+            log_alpha = train_state.log_alpha
+            change, optimizer_state = alpha_optimizer.update(gradient, train_state.alpha_optimizer_state, log_alpha)
+            log_alpha = optax.apply_updates(log_alpha, change)
             train_state = train_state._replace(log_alpha=log_alpha, alpha_optimizer_state=optimizer_state)
             stats["alpha_loss"] = alpha_loss
         return train_state, stats
@@ -366,7 +369,7 @@ if __name__ == "__main__":
         target_params = optax.incremental_update(q_params, train_state.target_params, args.tau)
         return train_state._replace(target_params=target_params)
 
-    # donate: the new state takes the memory of the old one. static: compiled with these updates and without
+    # donate: the new state takes the memory of the old one. static: compiled for each combination of the two flags
     @partial(jax.jit, donate_argnums=0, static_argnames=("policy_is_due", "targets_are_due"))
     def update(train_state, mb_rows, policy_is_due, targets_are_due):
         mb_obs, mb_next_obs, mb_actions, mb_rewards, mb_terminations = jnp.split(mb_rows, buffer.column_ends, axis=-1)
@@ -444,7 +447,8 @@ if __name__ == "__main__":
         writer = SummaryWriter(run_dir)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit="step", disable=None)
     print_frequency = 100 * (args.total_timesteps // 2000 + 1)  # without a terminal, about 20 lines
-    # Acting is on the CPU, as waiting for a GPU takes longer, and with a copy, as an update takes the original's memory
+    # The policy acts on the CPU: for so little work, waiting for a GPU takes longer. It acts with a copy of its
+    # parameters, as the next update takes the memory of the original.
     acting_params = jax.device_put(train_state.params["actor"], acting_device, may_alias=False)
     stats = {}
     logged_step = global_step  # of the last log; a resumed run goes on from here
@@ -508,9 +512,11 @@ if __name__ == "__main__":
     progress.close()
     if args.save_model:
         metadata = {"args": json.dumps(vars(args)), "global_step": str(global_step)}
-        params = {"actor": to_actor(train_state.params["actor"])}
-        for name in ("qf1", "qf2"):
-            params[name] = to_qf(train_state.params[name])
+        params = {
+            "actor": to_actor(train_state.params["actor"]),
+            "qf1": to_qf(train_state.params["qf1"]),
+            "qf2": to_qf(train_state.params["qf2"]),
+        }
         tensors = {name: np.asarray(x) for name, x in flatten_dict(params, sep=".").items()}
         save_file(tensors, f"{run_dir}/{args.exp_name}.safetensors", metadata)
     if run:  # evaluates, uploads, and says where everything is

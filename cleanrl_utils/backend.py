@@ -3,6 +3,7 @@
 So a script in JAX starts without the seconds that PyTorch takes. What belongs to JAX is in jax_trees.py.
 """
 
+import contextlib
 import os
 import pickle
 import random
@@ -50,6 +51,18 @@ def check_jax() -> None:
     except (AssertionError, RuntimeError) as error:  # the former without words, for cuda without a GPU
         platforms = os.environ.get("JAX_PLATFORMS")
         raise OSError(f"JAX_PLATFORMS={platforms}: JAX has no such platform here. {error}") from None
+
+
+def place_jax(device: str | None) -> contextlib.AbstractContextManager:
+    """A context in which JAX computes on the CPU, if that is asked for: a `load_policy` in JAX ignores its `device`."""
+    jax = sys.modules.get("jax")
+    if jax is None or device != "cpu":
+        return contextlib.nullcontext()
+    check_jax()
+    try:
+        return jax.default_device(jax.devices("cpu")[0])
+    except RuntimeError:
+        raise OSError(f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')} leaves the CPU out: add ,cpu to it") from None
 
 
 def gpu_name() -> str:

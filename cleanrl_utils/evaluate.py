@@ -295,11 +295,18 @@ def load_run(run_dir: str | Path) -> tuple[dict, ModuleType, Path]:
 
 
 def evaluate_run(
-    args: dict, module: ModuleType, model_path: Path, seed: int | None = None, **options: Any
+    args: dict,
+    module: ModuleType,
+    model_path: Path,
+    seed: int | None = None,
+    device: str | None = None,
+    **options: Any,
 ) -> Evaluation:
     """Evaluate what `load_run` has found, by default in episodes that the run was not trained on."""
     seed = evaluation_seed(args["seed"]) if seed is None else seed
-    return evaluate(model_path, args["env_id"], module.make_envs, module.load_policy, seed=seed, **options)
+    functions = module.make_envs, module.load_policy
+    with backend.place_jax(device):
+        return evaluate(model_path, args["env_id"], *functions, seed=seed, device=device, **options)
 
 
 def main(

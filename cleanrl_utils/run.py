@@ -41,7 +41,7 @@ FIXED_ON_RESUME = ("env_id", "exp_name", "seed", "num_envs", "num_steps", "buffe
 FIXED_ON_RESUME += ("n_step", "teacher_steps", "offline_steps", "teacher_eval_episodes", "teacher_model_path")
 FIXED_ON_RESUME += ("teacher_policy_hf_repo", "teacher_model_exp_name", "num_iterations_obs_norm_init")
 FIXED_ON_RESUME += ("n_iteration", "trxl_num_layers", "trxl_num_heads", "trxl_dim", "trxl_memory_length")
-FIXED_ON_RESUME += ("trxl_positional_encoding",)
+FIXED_ON_RESUME += ("trxl_positional_encoding", "alpha", "autotune")
 # Flags that do not take part in the training: they may be given for a run that has nothing left to train.
 AFTER_TRAINING = ("save_model", "upload_model", "hf_entity", "capture_video", "cuda", "resume")
 AFTER_TRAINING += ("track", "wandb_project_name", "wandb_entity")

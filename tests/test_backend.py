@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter as PyTorchWriter
 
 from cleanrl_utils import backend, jax_globals
+from cleanrl_utils import evaluate as evaluation
 from cleanrl_utils.checkpoint import find_tensor, has_nan, is_not_finite
 from cleanrl_utils.writer import SummaryWriter
 
@@ -47,6 +49,25 @@ def test_script_in_jax_trains_stops_resumes_and_evaluates_without_pytorch(runner
         said, errors = process.communicate()
         assert process.returncode == 1 and "JAX_PLATFORMS=tpu" in errors, errors
         assert len(errors.strip().splitlines()) == 1, errors
+
+
+@needs_jax
+def test_policy_in_jax_is_evaluated_where_the_flag_says(monkeypatch):
+    """Its `load_policy` leaves the device to JAX."""
+    import jax
+
+    monkeypatch.setattr(evaluation, "evaluate", lambda *names, **options: jax.config.jax_default_device)
+    run = {"seed": 1, "env_id": "CartPole-v1"}, SimpleNamespace(make_envs=None, load_policy=None), None
+    assert evaluation.evaluate_run(*run) is None
+    assert evaluation.evaluate_run(*run, device="cpu") == jax.devices("cpu")[0]
+    monkeypatch.setattr(jax, "devices", lambda platform=None: [] if platform is None else fail(platform))
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    with pytest.raises(OSError, match="^JAX_PLATFORMS=cuda leaves the CPU out: add ,cpu to it$"):
+        evaluation.evaluate_run(*run, device="cpu")
+
+
+def fail(platform):
+    raise RuntimeError(f"unknown backend {platform}")
 
 
 @pytest.fixture

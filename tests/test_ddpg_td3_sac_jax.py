@@ -445,6 +445,15 @@ def test_loss_that_is_not_finite_stops_the_run_and_is_named(monkeypatch, tmp_pat
         train(monkeypatch, tmp_path, SCRIPTS[name], *SHORT, "--env-id", "Pendulum-v1", *rate)
 
 
+@of_sac
+@pytest.mark.parametrize(
+    "flags, words", [(["--no-autotune"], "--autotune is True"), (["--alpha", 0.1], "--alpha is 0.2")]
+)
+def test_resumed_run_keeps_its_temperature(finished, monkeypatch, flags, words):
+    with pytest.raises(SystemExit, match=f"{words} there and cannot change"):
+        train(monkeypatch, finished.folder, SCRIPTS["sac"], "--resume", finished.run_dir, *flags)
+
+
 @pytest.mark.slow
 def test_fixed_temperature_stays_and_has_no_loss(monkeypatch, tmp_path):
     for alpha in (0.2, 0.0):

@@ -77,7 +77,7 @@ def test_actions_are_executed_clipped():
     assert env.obs_dim == 4 and env.num_actions == 1 and obs.shape == (4,)
     seen = []
     end = {"obs": jnp.zeros(4), "reward": jnp.float32(1), "done": 1.0}
-    env.env.step = lambda state, action: seen.append(action) or state.replace(**end)
+    env.brax_env.step = lambda state, action: seen.append(action) or state.replace(**end)
     _, _, reward, termination = mjx.BraxEnv.step(env, packed, jnp.array([5.0]))
     assert seen[0].tolist() == [1.0] and reward == 1 and bool(termination)
 
@@ -171,7 +171,7 @@ def test_mjx_trains_and_the_evaluation_plays_the_same_robot(runner):
 def test_robot_goes_on_from_its_packed_state_as_from_the_whole_one(name):
     """What is left out is not needed: it is not finite, and would show."""
     env, rng = mjx.make_jax_env(name), np.random.default_rng(3)
-    reset, step = jax.jit(env.env.reset), jax.jit(env.env.step)
+    reset, step = jax.jit(env.brax_env.reset), jax.jit(env.brax_env.step)
     state = reset(jax.random.key(3))
     packed = env.pack(state)
     assert len(jax.tree.leaves(packed)) < 20 < 100 < len(jax.tree.leaves(state))
@@ -197,6 +197,6 @@ def test_camera_follows_a_robot_that_can_run_away(env_id, camera, monkeypatch):
     robot = mjx.Robot(env_id, "rgb_array")
     robot.state = ("a state", None, None)
     pictures = []
-    monkeypatch.setattr(robot.env.env, "render", lambda states, **how: pictures.append(how) or states)
+    monkeypatch.setattr(robot.env.brax_env, "render", lambda states, **how: pictures.append(how) or states)
     assert robot.render() == "a state"
     assert pictures == [{"height": 480, "width": 480, "camera": camera}]
