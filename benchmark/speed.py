@@ -47,8 +47,10 @@ from {module} import DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 extra, steps = {extra}, int(sys.argv[2])
+attributes = {{}}
 {task}
 model = algorithm("MlpPolicy", envs, gamma=0.99, seed=1, **settings, device="cpu", tensorboard_log=sys.argv[1])
+vars(model).update(attributes)
 model.learn(steps, log_interval=1)
 """
 # How a peer is told to do what our file does by default.
@@ -83,6 +85,7 @@ settings.update(exploration_fraction=0.5 / {BEYOND}, exploration_initial_eps=1.0
 algorithm = DDPG
 {CHEETAH}
 settings.update(learning_rate=3e-4, policy_kwargs=dict(net_arch=[256, 256]))
+attributes.update(policy_delay=2)  # no argument of theirs: their DDPG would update the policy in every step
 """,
     "td3": f"""
 {OFF_POLICY}
