@@ -1,7 +1,10 @@
-"""The page "Speed": every measurement of benchmark/results/speed*.csv in one table.
+"""The tables of speeds: every measurement of benchmark/results/speed*.csv, in README, docs/ and on its page "Speed".
 
 Usage:
-    python benchmark/speed_table.py     # writes what is between <!-- speeds --> and <!-- end of speeds -->
+    python benchmark/speed_table.py     # writes what is between such marks and <!-- end of speeds -->
+
+`<!-- speeds: all -->` becomes a table of all measurements, `<!-- speeds: speed_sac.csv -->` one of that file's latest
+session, and `<!-- speeds: training -->` one with a row for each task of benchmark/speed.py.
 
 A file has a row for each measurement. Its last column is the speed, and `round` counts repetitions. `version` (of the
 contestant) and `hardware` are shown where a file has these columns. What it does not say about itself is in MEASURED.
@@ -10,11 +13,13 @@ contestant) and `hardware` are shown where a file has these columns. What it doe
 import csv
 import re
 import statistics
+from pathlib import Path
 
 from results import RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "speed.md"
-MARKED = re.compile(r"(<!-- speeds -->\n).*?(<!-- end of speeds -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- speeds: (\S+) -->\n).*?(<!-- end of speeds -->)", re.DOTALL)
+PEERS = {"stable-baselines3": "Stable-Baselines3", "sbx": "SBX"}
 HEAD = ["task", "program", "version", "rounds", "steps per second", "x the first", "hardware", "measurements"]
 CPU = "one core of an AMD EPYC"
 # What was measured, and where, in files without such columns.
@@ -22,6 +27,7 @@ MEASURED = {
     "speed": ("PPO, CartPole-v1, 4 environments", CPU),
     "speed_halfcheetah": ("PPO, HalfCheetah-v4", CPU),
     "speed_dqn": ("DQN, CartPole-v1", CPU),
+    "speed_ddpg": ("DDPG, HalfCheetah-v4", CPU),
     "speed_td3": ("TD3, HalfCheetah-v4", CPU),
     "speed_sac": ("SAC, HalfCheetah-v4", CPU),
     "speed_jax": ("PPO in JAX", CPU),
@@ -56,44 +62,109 @@ def read_sessions(name: str) -> dict[str, list[list[dict]]]:
     return tasks
 
 
+def medians(session: list[dict]) -> dict[str, float]:
+    """The speed of each contestant over the rounds of a session."""
+    speeds: dict[str, list[float]] = {}
+    for row in session:
+        speeds.setdefault(row["contestant"], []).append(row["speed"])
+    return {contestant: statistics.median(values) for contestant, values in speeds.items()}
+
+
 def read_speeds(name: str) -> list[list[str]]:
     """The rows that a file gives: medians over the rounds of a session, and their ratios to its first contestant."""
     lines = []
     for task, sessions in read_sessions(name).items():
         for number, session in enumerate(sessions, 1):
             title = f"{task}, session {number}" if len(sessions) > 1 else task
-            speeds: dict[str, list[float]] = {}
-            for row in session:
-                speeds.setdefault(row["contestant"], []).append(row["speed"])
-            base = statistics.median(speeds[session[0]["contestant"]])
             facts = {row["contestant"]: row for row in session}
-            for contestant, values in speeds.items():
-                median = statistics.median(values)
-                cells = [title, contestant, facts[contestant]["version"], str(len(values))]
-                cells += [f"{median:,.0f}", f"{median / base:.2f}", facts[contestant]["hardware"]]
+            speeds = medians(session)
+            base = speeds[session[0]["contestant"]]
+            for contestant, speed in speeds.items():
+                rounds = sum(row["contestant"] == contestant for row in session)
+                cells = [title, contestant, facts[contestant]["version"], str(rounds)]
+                cells += [f"{speed:,.0f}", f"{speed / base:.2f}", facts[contestant]["hardware"]]
                 lines.append([*cells, f"[`{name}.csv`](../benchmark/results/{name}.csv)"])
     return lines
 
 
-def make_table() -> list[str]:
+def latest(name: str) -> dict[str, float]:
+    """The speeds of the latest session of a file."""
+    *_, sessions = read_sessions(name).values()
+    return medians(sessions[-1])
+
+
+def make_table(head: list[str], rows: list[list[str]]) -> list[str]:
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
+    lines.insert(1, "|" + "---|" * len(head))
+    return lines
+
+
+def make_table_of_all() -> list[str]:
     names = sorted(path.stem for path in RESULTS.glob("speed*.csv"))
     rows = [row for name in names for row in read_speeds(name)]
-    lines = ["| " + " | ".join(cells) + " |" for cells in (HEAD, *rows)]
-    lines.insert(1, "|" + "---|" * len(HEAD))
-    return ['<div class="sortable" markdown>', "", *lines, "", "</div>"]
+    return ['<div class="sortable" markdown>', "", *make_table(HEAD, rows), "", "</div>"]
 
 
-def regenerated(page: str) -> str:
-    """The page with its table made anew."""
-    return MARKED.sub(lambda match: "\n".join([match[1], *make_table(), "", match[2]]), page)
+def make_table_of_file(name: str, page: Path) -> list[str]:
+    """Its latest session, for a page that says how it was measured."""
+    speeds = latest(name)
+    rows = []
+    for contestant, speed in speeds.items():
+        script = contestant.removesuffix(".py")
+        text = PEERS.get(contestant, f"`{contestant}`")
+        if script != page.stem and (page.parent / f"{script}.md").exists():
+            text = f"[{text}]({script}.md)"
+        rows.append([text, f"{speed:,.0f}", *(f"{speed / speeds[peer]:.2f}" for peer in PEERS)])
+    return make_table(["", "steps per second", *(f"x {name}" for name in PEERS.values())], rows)
+
+
+def make_table_of_training() -> list[str]:
+    """A row for each task of benchmark/speed.py, with ratios to its first contestant."""
+    rows = []
+    for name, (title, _) in MEASURED.items():
+        speeds = latest(name)
+        if not speeds.keys() >= PEERS.keys():
+            continue
+        script = next(contestant for contestant in speeds if contestant.endswith(".py"))
+        twin = script.replace(".py", "_jax.py")
+        base = speeds["stable-baselines3"]
+        cells = [title, f"{base:,.0f}"]
+        for contestant in ("sbx", script, f"{script} --accelerate off", f"{script} --compile", twin):
+            speed = speeds.get(contestant)
+            cells.append(f"{speed:,.0f} ({speed / base:.2f}x)" if speed else "")
+        rows.append(cells)
+    head = ["", *PEERS.values(), "this repository", "with `--accelerate off`", "with `--compile`", "in JAX"]
+    return make_table(head, rows)
+
+
+def regenerated(text: str, page: Path = PAGE) -> str:
+    """The text of a page with its tables made anew."""
+
+    def replace(match: re.Match) -> str:
+        if match[2] == "all":
+            lines = make_table_of_all()
+        elif match[2] == "training":
+            lines = make_table_of_training()
+        elif (RESULTS / match[2]).exists():
+            lines = make_table_of_file(match[2].removesuffix(".csv"), page)
+        else:
+            raise ValueError(f"{page.name}: no {match[2]} in benchmark/results/")
+        return "\n".join([match[1], *lines, "", match[3]])
+
+    return MARKED.sub(replace, text)
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def main() -> None:
-    before = PAGE.read_text()
-    after = regenerated(before)
-    if after != before:
-        PAGE.write_text(after)
-        print(f"{PAGE.relative_to(ROOT)}: table made anew")
+    for page in pages():
+        before = page.read_text()
+        after = regenerated(before, page)
+        if after != before:
+            page.write_text(after)
+            print(f"{page.relative_to(ROOT)}: speeds made anew")
 
 
 if __name__ == "__main__":

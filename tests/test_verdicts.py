@@ -176,6 +176,40 @@ def test_pages_show_what_the_results_say(verdicts, benchmark):
         assert module.regenerated(changed) == page != changed
 
 
+def test_every_page_with_speeds_shows_what_was_measured(benchmark):
+    table = benchmark("speed_table")
+    shown = set()
+    for page in table.pages():
+        text = page.read_text()
+        assert table.regenerated(text, page) == text, f"{page.name}: make results"
+        shown |= {source for _, source, _ in table.MARKED.findall(text)}
+        without_tables = table.MARKED.sub(r"\1\3", text)
+        assert table.regenerated(without_tables, page) == text
+    assert shown >= {"all", "training", "speed.csv"}
+    assert shown >= {f"speed_{task}.csv" for task in ("halfcheetah", "dqn", "ddpg", "td3", "sac")}
+
+
+def test_speeds_of_a_file_are_those_of_its_latest_session(benchmark, tmp_path, monkeypatch):
+    table = benchmark("speed_table")
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    monkeypatch.setattr(table, "MEASURED", {"speed_x": ("X", "a core"), "speed_y": ("Y", "a GPU")})
+    lines = ["contestant,version,round,steps_per_second", "stable-baselines3,1,1,5", "sbx,1,1,5", "x.py,1,1,5"]
+    lines += ["stable-baselines3,2,1,100", "sbx,2,1,200", "x.py,2,1,300", "x.py --compile,2,1,450", "x_jax.py,2,1,1000"]
+    (tmp_path / "speed_x.csv").write_text("\n".join(lines))
+    (tmp_path / "speed_y.csv").write_text("what,round,steps_per_second\nenvironments,1,7")
+    (tmp_path / "x_jax.md").touch()
+    text = "<!-- speeds: speed_x.csv -->\n<!-- end of speeds -->"
+    made = table.regenerated(text, tmp_path / "x.md").splitlines()
+    assert made[2:5] == ["|  | steps per second | x Stable-Baselines3 | x SBX |", "|---|---|---|---|", made[4]]
+    assert made[4:6] == ["| Stable-Baselines3 | 100 | 1.00 | 0.50 |", "| SBX | 200 | 2.00 | 1.00 |"]
+    assert made[6:8] == ["| `x.py` | 300 | 3.00 | 1.50 |", "| `x.py --compile` | 450 | 4.50 | 2.25 |"]
+    assert made[8] == "| [`x_jax.py`](x_jax.md) | 1,000 | 10.00 | 5.00 |"
+    *_, row = table.make_table_of_training()
+    assert row == "| X | 100 | 200 (2.00x) | 300 (3.00x) |  | 450 (4.50x) | 1,000 (10.00x) |"
+    with pytest.raises(ValueError, match="x.md: no speed_z.csv in benchmark/results/"):
+        table.regenerated(text.replace("_x", "_z"), tmp_path / "x.md")
+
+
 def test_make_results_in_a_copy_changes_nothing(tmp_path):
     """As in a clean clone: what git keeps, and nothing that it ignores."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
