@@ -3,6 +3,7 @@
 Usage:
     pip install -e ".[bench]"
     python benchmark/speed.py [--task cartpole] [--rounds 5] [--steps 60000] [--core 1] [--csv-file speed.csv]
+    python benchmark/speed.py --task sac --cuda --core None     # all train on the GPU
 
 Every contestant trains on the task with the same hyper-parameters, logging to TensorBoard, in a process of its own
 pinned to one core. The tasks: PPO on cartpole (CartPole-v1, 4 environments) and on halfcheetah (HalfCheetah-v4, one
@@ -49,7 +50,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 extra, steps = {extra}, int(sys.argv[2])
 attributes = {{}}
 {task}
-model = algorithm("MlpPolicy", envs, gamma=0.99, seed=1, **settings, device="cpu", tensorboard_log=sys.argv[1])
+model = algorithm("MlpPolicy", envs, gamma=0.99, seed=1, **settings, device={device!r}, tensorboard_log=sys.argv[1])
 vars(model).update(attributes)
 model.learn(steps, log_interval=1)
 """
@@ -122,14 +123,14 @@ def contestants(task: str) -> list[str]:
     return [*PEERS, script, f"{script} --accelerate off", f"{script} --compile", *twins]
 
 
-def train(name: str, task: str, steps: int, folder: Path) -> list[str]:
+def train(name: str, task: str, steps: int, folder: Path, cuda: bool) -> list[str]:
     """The command of a contestant."""
     if name in PEERS:
         module, extra = PEERS[name]
         return [
             sys.executable,
             "-c",
-            PEER.format(module=module, task=TASKS[task], extra=extra),
+            PEER.format(module=module, task=TASKS[task], extra=extra, device="cuda" if cuda else "cpu"),
             str(folder),
             str(BEYOND * steps),
         ]
@@ -139,7 +140,7 @@ def train(name: str, task: str, steps: int, folder: Path) -> list[str]:
     if task == "dqn":
         flags += ["--exploration-fraction", str(0.5 / BEYOND)]
     flags += ["--total-timesteps", str(BEYOND * steps)]
-    return [sys.executable, str(ROOT / "cleanrl" / script), "--no-cuda", *flags]
+    return [sys.executable, str(ROOT / "cleanrl" / script), "--cuda" if cuda else "--no-cuda", *flags]
 
 
 def heed_interrupts() -> None:
@@ -150,15 +151,15 @@ def heed_interrupts() -> None:
 class Contestant:
     """A training that runs only in its turns."""
 
-    def __init__(self, name: str, task: str, steps: int, core: int | None, folder: Path) -> None:
+    def __init__(self, name: str, task: str, steps: int, core: int | None, folder: Path, cuda: bool = False) -> None:
         folder.mkdir()
         self.name, self.folder, self.turns = name, folder, []
         pin = ["taskset", "-c", str(core)] if core is not None else []
         with open(folder / "output.txt", "w") as output:
             self.process = subprocess.Popen(
-                pin + train(name, task, steps, folder),
+                pin + train(name, task, steps, folder, cuda),
                 cwd=folder,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},  # room for all
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a group of its own, to be stopped with all its processes
@@ -226,10 +227,10 @@ class Contestant:
         return (last_step - first_step) / (last_time - first_time)
 
 
-def race(task: str, steps: int, warm_up: int, core: int | None) -> dict[str, float]:
+def race(task: str, steps: int, warm_up: int, core: int | None, cuda: bool = False) -> dict[str, float]:
     """Train all contestants side by side; steps per second after the warm-up."""
     with tempfile.TemporaryDirectory() as folder:
-        all_of_them = [Contestant(name, task, steps, core, Path(folder, name)) for name in contestants(task)]
+        all_of_them = [Contestant(name, task, steps, core, Path(folder, name), cuda) for name in contestants(task)]
         try:
             while any(x.process.returncode is None and x.step() < steps for x in all_of_them):
                 for contestant in all_of_them:
@@ -247,6 +248,7 @@ def main(
     steps: int = 60_000,
     warm_up: int = 20_000,
     core: int | None = 1,
+    cuda: bool = False,
     csv_file: Path | None = None,
 ) -> None:
     """Compare the speed of training.
@@ -257,20 +259,27 @@ def main(
         steps: environment steps of the slowest training; the others go on as long
         warm_up: steps at the start that do not count
         core: the core all are pinned to (Linux); None: not pinned
+        cuda: train on the GPU
         csv_file: where to write every single measurement
     """
     if missing := [module for module, _ in PEERS.values() if not importlib.util.find_spec(module)]:
         sys.exit(f'{" and ".join(missing)} not installed: pip install -e ".[bench]"')
     if rounds < 1 or steps <= warm_up:
         sys.exit(f"--rounds must be at least 1 and --steps {steps} more than --warm-up {warm_up}")
+    if cuda:
+        import torch  # from here on, `hardware` knows the GPU
+
+        if not torch.cuda.is_available():
+            sys.exit("there is no GPU: leave out --cuda")
     core = core if platform.system() == "Linux" else None
     speeds: dict[str, list[float]] = {name: [] for name in contestants(task)}
     for number in range(1, rounds + 1):
-        for name, speed in race(task, steps, warm_up, core).items():
+        for name, speed in race(task, steps, warm_up, core, cuda).items():
             speeds[name].append(speed)
             print(f"round {number}  {name:<35} {speed:8.0f} steps/s", flush=True)
     base = statistics.median(speeds["stable-baselines3"])
-    print(f"\n| {TITLES[task]}, one core | steps/s (median of {rounds}) | x stable-baselines3 |")
+    where = "on the GPU" if cuda else "on the CPU" if core is None else "one core"
+    print(f"\n| {TITLES[task]}, {where} | steps/s (median of {rounds}) | x stable-baselines3 |")
     print("|---|---|---|")
     for name, values in speeds.items():
         print(f"| {name} | {statistics.median(values):.0f} | {statistics.median(values) / base:.2f} |")

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+import torch
 from conftest import ROOT
 
 # Trains as far as the race can see: logs its steps, at a pace of its own, and never ends by itself.
@@ -88,6 +89,21 @@ def test_measurements_name_version_and_hardware(speed, monkeypatch, tmp_path):
     ]
     assert rows[0]["version"] == importlib.metadata.version("stable-baselines3") and "cores" in rows[0]["hardware"]
     assert [row["steps_per_second"] for row in rows] == ["100.0", "100.0", "250.0", "250.0"]
+
+
+def test_all_train_on_the_device_that_is_asked_for(speed, tmp_path):
+    for cuda, device, flag in ((False, "cpu", "--no-cuda"), (True, "cuda", "--cuda")):
+        commands = {name: speed.train(name, "ddpg", 10, tmp_path, cuda) for name in speed.contestants("ddpg")}
+        ours = {name: command for name, command in commands.items() if name not in speed.PEERS}
+        assert len(ours) == 4 and all(flag in command for command in ours.values())
+        assert all(f"device='{device}'" in commands[name][2] for name in speed.PEERS)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_race_on_a_gpu_needs_one(speed, monkeypatch):
+    monkeypatch.setattr(speed, "PEERS", {})
+    with pytest.raises(SystemExit, match="^there is no GPU: leave out --cuda$"):
+        speed.main(cuda=True)
 
 
 # benchmark/speed_audit.py
