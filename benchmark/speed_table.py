@@ -30,6 +30,7 @@ MEASURED = {
     "speed_ddpg": ("DDPG, HalfCheetah-v4", CPU),
     "speed_td3": ("TD3, HalfCheetah-v4", CPU),
     "speed_sac": ("SAC, HalfCheetah-v4", CPU),
+    "speed_sac_h200": ("SAC on a GPU, HalfCheetah-v4", "NVIDIA H200, 16 vCPUs"),
     "speed_jax": ("PPO in JAX", CPU),
     "speed_jax_games": ("PPO in JAX with games on EnvPool", "NVIDIA H200, 16 vCPUs"),
     "speed_jax_robots": ("PPO in JAX with MJX", "NVIDIA H200, 16 vCPUs"),
@@ -108,14 +109,17 @@ def make_table_of_all() -> list[str]:
 def make_table_of_file(name: str, page: Path) -> list[str]:
     """Its latest session, for a page that says how it was measured."""
     speeds = latest(name)
+    peers = [peer for peer in PEERS if peer in speeds]
+    compared = peers or list(speeds)[:1]
     rows = []
     for contestant, speed in speeds.items():
         script = contestant.removesuffix(".py")
         text = PEERS.get(contestant, f"`{contestant}`")
         if script != page.stem and (page.parent / f"{script}.md").exists():
             text = f"[{text}]({script}.md)"
-        rows.append([text, f"{speed:,.0f}", *(f"{speed / speeds[peer]:.2f}" for peer in PEERS)])
-    return make_table(["", "steps per second", *(f"x {name}" for name in PEERS.values())], rows)
+        rows.append([text, f"{speed:,.0f}", *(f"{speed / speeds[other]:.2f}" for other in compared)])
+    heads = [f"x {PEERS[peer]}" for peer in peers] or ["x the first"]
+    return make_table(["", "steps per second", *heads], rows)
 
 
 def make_table_of_training() -> list[str]:

@@ -206,6 +206,8 @@ def test_speeds_of_a_file_are_those_of_its_latest_session(benchmark, tmp_path, m
     assert made[8] == "| [`x_jax.py`](x_jax.md) | 1,000 | 10.00 | 5.00 |"
     *_, row = table.make_table_of_training()
     assert row == "| X | 100 | 200 (2.00x) | 300 (3.00x) |  | 450 (4.50x) | 1,000 (10.00x) |"
+    made = table.regenerated(text.replace("_x", "_y"), tmp_path / "y.md").splitlines()
+    assert made[2] == "|  | steps per second | x the first |" and made[4] == "| `environments` | 7 | 1.00 |"
     with pytest.raises(ValueError, match="x.md: no speed_z.csv in benchmark/results/"):
         table.regenerated(text.replace("_x", "_z"), tmp_path / "x.md")
 
