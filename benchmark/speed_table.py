@@ -4,7 +4,7 @@ Usage:
     python benchmark/speed_table.py     # writes what is between such marks and <!-- end of speeds -->
 
 `<!-- speeds: all -->` becomes a table of all measurements, `<!-- speeds: speed_sac.csv -->` one of that file's latest
-session, and `<!-- speeds: training -->` one with a row for each task of benchmark/speed.py.
+session, and `<!-- speeds: training -->` one with a row for each task of benchmark/speed.py on a CPU.
 
 A file has a row for each measurement. Its last column is the speed, and `round` counts repetitions. `version` (of the
 contestant) and `hardware` are shown where a file has these columns. What it does not say about itself is in MEASURED.
@@ -123,11 +123,11 @@ def make_table_of_file(name: str, page: Path) -> list[str]:
 
 
 def make_table_of_training() -> list[str]:
-    """A row for each task of benchmark/speed.py, with ratios to its first contestant."""
+    """A row for each task of benchmark/speed.py on a CPU, with ratios to its first contestant."""
     rows = []
-    for name, (title, _) in MEASURED.items():
+    for name, (title, machine) in MEASURED.items():
         speeds = latest(name)
-        if not speeds.keys() >= PEERS.keys():
+        if machine != CPU or not speeds.keys() >= PEERS.keys():
             continue
         script = next(contestant for contestant in speeds if contestant.endswith(".py"))
         twin = script.replace(".py", "_jax.py")

@@ -192,7 +192,7 @@ def test_every_page_with_speeds_shows_what_was_measured(benchmark):
 def test_speeds_of_a_file_are_those_of_its_latest_session(benchmark, tmp_path, monkeypatch):
     table = benchmark("speed_table")
     monkeypatch.setattr(table, "RESULTS", tmp_path)
-    monkeypatch.setattr(table, "MEASURED", {"speed_x": ("X", "a core"), "speed_y": ("Y", "a GPU")})
+    monkeypatch.setattr(table, "MEASURED", {"speed_x": ("X", table.CPU), "speed_y": ("Y", "a GPU")})
     lines = ["contestant,version,round,steps_per_second", "stable-baselines3,1,1,5", "sbx,1,1,5", "x.py,1,1,5"]
     lines += ["stable-baselines3,2,1,100", "sbx,2,1,200", "x.py,2,1,300", "x.py --compile,2,1,450", "x_jax.py,2,1,1000"]
     (tmp_path / "speed_x.csv").write_text("\n".join(lines))
