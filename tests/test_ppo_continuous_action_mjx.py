@@ -189,7 +189,7 @@ def test_pendulum_is_balanced_longer_after_training(runner):
     run_dir = runner.train(*flags, "--total-timesteps", "102400", script=SCRIPT)
     lengths = [value for _, value in curves(run_dir)["charts/episodic_length"]]
     assert np.mean(lengths[:3]) < 30  # each the mean of an iteration
-    # Seed 1 is a slow learner, seeds 2 to 5 end at 265 to 508. Its 121 are 95 on one core, where XLA rounds differently.
+    # Seed 1 is a slow learner, seeds 2 to 5 end at 265 to 508. Its 121 are 95 on one core: XLA's numbers differ.
     assert np.mean(lengths[-10:]) > 60
 
 
