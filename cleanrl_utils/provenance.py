@@ -23,13 +23,15 @@ PACKAGES = ("torch", "jax", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
 
 
 def hardware() -> str:
-    """The machine in a few words."""
+    """The machine in a few words, with the cores that this process may use: JAX may round by their number."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         cpu = platform.processor() or platform.machine()
-    parts = [f"{cpu}, {os.cpu_count()} cores"]
+    cores = os.cpu_count()
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    parts = [f"{cpu}, {cores} cores" if usable == cores else f"{cpu}, {usable} of {cores} cores"]
     gpu = backend.gpu_name()
     if gpu:
         parts.append(gpu)

@@ -170,6 +170,15 @@ def test_command_of_a_run_gives_its_arguments_again(trained):
             assert name in ignored or getattr(again, name) == value, name
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot pin processes")
+def test_hardware_names_the_cores_that_the_program_may_use(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert ", 8 cores" in provenance.hardware()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
+    assert ", 1 of 8 cores" in provenance.hardware()
+
+
 def test_provenance_of_a_run_is_used_where_there_is_one(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_TAGS", "v1,pr-7")
     facts = provenance.provenance(ROOT / "cleanrl" / "ppo.py")
