@@ -3,8 +3,9 @@
 Usage:
     python benchmark/speed_table.py     # writes what is between such marks and <!-- end of speeds -->
 
-`<!-- speeds: all -->` becomes a table of all measurements, `<!-- speeds: speed_sac.csv -->` one of that file's latest
-session, and `<!-- speeds: training -->` one with a row for each task of benchmark/speed.py on a CPU.
+`<!-- speeds: all -->` becomes a table of all comparisons, `<!-- speeds: speed_sac.csv -->` one of that file's latest
+session, `<!-- speeds: training -->` one with a row for each task of benchmark/speed.py on a CPU, and
+`<!-- speeds: files -->` one with a row for each algorithm file that benchmark/speed_files.py has measured.
 
 A file has a row for each measurement. Its last column is the speed, and `round` counts repetitions. `version` (of the
 contestant) and `hardware` are shown where a file has these columns. What it does not say about itself is in MEASURED.
@@ -101,7 +102,7 @@ def make_table(head: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def make_table_of_all() -> list[str]:
-    names = sorted(path.stem for path in RESULTS.glob("speed*.csv"))
+    names = sorted(path.stem for path in RESULTS.glob("speed*.csv") if path.stem != "speed_files")
     rows = [row for name in names for row in read_speeds(name)]
     return ['<div class="sortable" markdown>', "", *make_table(HEAD, rows), "", "</div>"]
 
@@ -141,6 +142,20 @@ def make_table_of_training() -> list[str]:
     return make_table(head, rows)
 
 
+def make_table_of_files() -> list[str]:
+    """The latest speed of each algorithm file on a CPU core and on a GPU."""
+    speeds: dict[tuple[str, str], dict[bool, str]] = {}
+    with open(RESULTS / "speed_files.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            script = row["contestant"].removesuffix(".py")
+            text = f"[`{row['contestant']}`](rl-algorithms/{script}.md)"
+            here = speeds.setdefault((text, row["env_id"]), {})
+            here["NVIDIA" in row["hardware"]] = f"{float(row['steps_per_second']):,.0f}"
+    rows = [[*task, here.get(False, ""), here.get(True, "")] for task, here in sorted(speeds.items())]
+    table = make_table(["file", "task", "one CPU core", "H200"], rows)
+    return ['<div class="sortable" markdown>', "", *table, "", "</div>"]
+
+
 def regenerated(text: str, page: Path = PAGE) -> str:
     """The text of a page with its tables made anew."""
 
@@ -149,6 +164,8 @@ def regenerated(text: str, page: Path = PAGE) -> str:
             lines = make_table_of_all()
         elif match[2] == "training":
             lines = make_table_of_training()
+        elif match[2] == "files":
+            lines = make_table_of_files()
         elif (RESULTS / match[2]).exists():
             lines = make_table_of_file(match[2].removesuffix(".csv"), page)
         else:
