@@ -164,13 +164,25 @@ def test_speeds_are_medians_of_a_session(benchmark, tmp_path, monkeypatch):
     ]
 
 
+def test_latest_speed_of_a_file_is_shown_for_each_kind_of_hardware(benchmark, tmp_path, monkeypatch):
+    table = benchmark("speed_table")
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    lines = ["contestant,env_id,version,hardware,steps_per_second", "ppo.py,X,a,a CPU,100", "dqn.py,X,a,a CPU,9.6"]
+    lines += ["ppo.py,X,b,a CPU,1200", 'ppo.py,X,b,"a CPU, NVIDIA H200",5000', "ppo.py,Y,b,a CPU,7"]
+    (tmp_path / "speed_files.csv").write_text("\n".join(lines))
+    rows = [line.split(" | ") for line in table.make_table_of_files() if line.startswith("| [")]
+    assert [row[0].split("`")[1] for row in rows] == ["dqn.py", "ppo.py", "ppo.py"]
+    assert [row[1:] for row in rows] == [["X", "10", " |"], ["X", "1,200", "5,000 |"], ["Y", "7", " |"]]
+    assert not [row for row in table.make_table_of_all() if "`speed_files.csv`" in row]
+
+
 # One command makes everything
 
 
 def test_pages_show_what_the_results_say(verdicts, benchmark):
-    for module in (verdicts, benchmark("speed_table")):
+    for module, tables in ((verdicts, 1), (benchmark("speed_table"), 2)):
         page = module.PAGE.read_text()
-        assert len(module.MARKED.findall(page)) == 1
+        assert len(module.MARKED.findall(page)) == tables
         assert module.regenerated(page) == page, f"{module.PAGE.name}: make results"
         changed = page.replace("| 1.0", "| 7.0").replace("1.00", "7.00")
         assert module.regenerated(changed) == page != changed
