@@ -12,7 +12,7 @@ benchmark/results/README.md describes the files. A page holds a generated table 
     <!-- end of results -->
 
 A row is an environment, a column an algorithm; several files make several columns. `published` (the scores of the
-published CleanRL) and `minutes` are further columns.
+published CleanRL) and `minutes` are further columns. More than three algorithms on a single environment are rows.
 """
 
 import csv
@@ -118,7 +118,7 @@ def make_table(result_files: list[Path], *extras: str) -> list[str]:
         plural = "seeds" if len(there[0]) > 1 else "seed"
         head.append(f"`{algorithm}.py`" + (f", {plural} {seeds.pop()}" if len(seeds) == 1 else ""))
     head += [{"published": "published CleanRL", "minutes": "minutes per run"}[x] for x in extras]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    table = [head]
     for here in rows:
         env_id = next(iter(here.values()))[0].env_id
         steps = sorted(run.steps for runs in here.values() for run in runs)
@@ -142,8 +142,11 @@ def make_table(result_files: list[Path], *extras: str) -> list[str]:
                     row[-1] += f" after {rounded(wanted)}"
             elif extra == "minutes":
                 row.append(f"{np.mean([run.seconds for runs in here.values() for run in runs]) / 60:.1f}")
-        lines.append("| " + " | ".join(row) + " |")
-    return lines
+        table.append(row)
+    if len(rows) == 1 and len(algorithms) > 3:  # one line is as wide as its names: a list of them is easier to read
+        table = [["", ", ".join(row[:2])], *map(list, zip(head[2:], row[2:]))]
+    lines = ["| " + " | ".join(cells) + " |" for cells in table]
+    return [lines[0], "|" + "---|" * len(table[0]), *lines[1:]]
 
 
 def table(result_file: Path) -> None:

@@ -85,6 +85,25 @@ def test_table_has_a_row_for_each_length_of_runs(tmp_path):
     assert table[2:] == ["| Hopper-v4 | 1k | 1.0 | 3.0 |", "| Hopper-v4 | 8k | 2.0 |  |"]
 
 
+def test_many_algorithms_on_one_environment_are_a_row_each(tmp_path):
+    lines = [",".join(COLUMNS)]
+    for score, algorithm in enumerate(["ppo", "rpo", "dqn", "c51"]):
+        values = {
+            "run": algorithm,
+            "algorithm": algorithm,
+            "env_id": "Hopper-v4",
+            "seed": 1,
+            "step": 1000,
+            "seconds": 60,
+        }
+        values |= {"episodic_return": score, "episodes": 100, "last_100_return": score}
+        lines.append(",".join(str(values.get(column, "")) for column in COLUMNS))
+    (tmp_path / "many.csv").write_text("\n".join(lines) + "\n")
+    head, line, *rows = results.make_table([tmp_path / "many.csv"])
+    assert (head, line) == ("|  | Hopper-v4, 1k |", "|---|---|")
+    assert rows == [f"| `{name}.py`, seed 1 | {score}.0 |" for score, name in enumerate(["ppo", "rpo", "dqn", "c51"])]
+
+
 def test_table_says_of_a_published_score_when_it_is_after_other_steps():
     table = results.make_table([RESULTS / "rpo_continuous_action.csv"], "published")
     short, long = (next(row for row in table if f"Walker2d-v4 | {steps} |" in row) for steps in ("1M", "8M"))
