@@ -481,7 +481,7 @@ def test_table_of_results_is_sorted_and_filtered_from_disk(site, browser):
         assert column("minutes")[: len(minutes)] == [x for x in column("minutes") if x]  # what is not known comes last
     assert sorted(column("task")) == sorted(tasks)
     browser.find_element("css selector", ".sortable input").send_keys("CartPole-v1 dqn")
-    assert set(column("task")) == {"CartPole-v1"} and set(column("file")) == {"dqn", "dqn_jax"}
+    assert set(column("task")) == {"CartPole-v1"} and set(column("file")) == {"dqn", "dqn_jax", "dqn_stable_baselines3"}
 
 
 def test_page_of_rlops_shows_all_results_without_a_network(site, browser):
