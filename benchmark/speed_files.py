@@ -102,6 +102,16 @@ def measure(words: list[str], seconds: float) -> float:
     return (points[-1].step - points[0].step) / (points[-1].wall_time - points[0].wall_time)
 
 
+def append(csv_file: Path, row: list) -> None:
+    is_new = not csv_file.exists()
+    try:
+        csv_file.parent.mkdir(parents=True, exist_ok=True)
+        with open(csv_file, "a", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([COLUMNS] * is_new + [row])
+    except OSError as error:
+        sys.exit(f"--csv-file {csv_file}: {error.strerror}")
+
+
 def main(
     files: list[str] = FILES,
     seconds: float = 30.0,
@@ -122,13 +132,19 @@ def main(
     """
     if unknown := sorted(set(files) - set(FILES)):
         sys.exit(f"--files: no {', '.join(unknown)} in cleanrl/; there are {', '.join(FILES)}")
+    if seconds <= 0:
+        sys.exit(f"--seconds {seconds:g} must be more than 0")
     if cuda:
         import torch  # from here on, `hardware` knows the GPU
 
         if not torch.cuda.is_available():
             sys.exit("there is no GPU: leave out --cuda")
     if core is not None and platform.system() == "Linux":
-        os.sched_setaffinity(0, [core])  # and of all that it starts
+        try:
+            os.sched_setaffinity(0, [core])  # and all that it starts
+        except (OSError, ValueError):
+            cores = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
+            sys.exit(f"--core {core}: this program may use {cores}, or None for all of them")
     commit = git("rev-parse", "--short", "HEAD", cwd=ROOT)
     for name in files:
         words = command(name, cuda, flags.split())
@@ -141,11 +157,7 @@ def main(
             continue
         print(f"{name:<35} {env_id:<28} {speed:10,.0f} steps/s", flush=True)
         if csv_file:
-            is_new = not csv_file.exists()
-            csv_file.parent.mkdir(parents=True, exist_ok=True)
-            with open(csv_file, "a", newline="") as file:
-                rows = csv.writer(file, lineterminator="\n")
-                rows.writerows([COLUMNS] * is_new + [[f"{name}.py", env_id, commit, hardware(), round(speed, 1)]])
+            append(csv_file, [f"{name}.py", env_id, commit, hardware(), round(speed, 1)])
 
 
 if __name__ == "__main__":

@@ -49,8 +49,20 @@ def test_file_that_cannot_run_is_named_with_the_reason(speed_files, tmp_path, ca
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("ppo ") and "not measured: " in line and "NoSuch" in line
     assert not (tmp_path / "speed.csv").exists()
+
+
+def test_mistakes_get_one_line(speed_files, tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="^--files: no dreamer in cleanrl/; there are c51, "):
         speed_files.main(files=["dreamer"])
+    with pytest.raises(SystemExit, match="^--seconds 0 must be more than 0$"):
+        speed_files.main(files=["ppo"], seconds=0)
+    monkeypatch.setattr(speed_files, "measure", lambda *_: 1.0)
+    with pytest.raises(SystemExit, match=f"^--csv-file {tmp_path}: Is a directory$"):
+        speed_files.main(files=["ppo"], csv_file=tmp_path)
+    monkeypatch.undo()  # the cores can be set again
+    if hasattr(speed_files.os, "sched_setaffinity"):
+        with pytest.raises(SystemExit, match=r"^--core 9999: this program may use \d"):
+            speed_files.main(files=["ppo"], core=9999)
 
 
 def test_one_that_never_learns_or_never_logs_is_ended(speed_files, monkeypatch):
