@@ -54,7 +54,9 @@ def command(name: str, cuda: bool, flags: list[str]) -> list[str]:
 
 
 def curves(folder: Path) -> EventAccumulator:
-    path = next(folder.rglob("events.out.tfevents.*"))
+    path = next(folder.rglob("events.out.tfevents.*"), None)
+    if path is None:
+        raise NotMeasured("it has logged nothing: raise --seconds")
     return EventAccumulator(str(path.parent), size_guidance={"scalars": 0}).Reload()
 
 

@@ -24,9 +24,8 @@ def test_every_file_is_started_so_that_it_soon_learns_as_later(speed_files):
     assert words[words.index("--learning-starts") + 1] == "1000"
     end_of_exploration = float(words[words.index("--exploration-fraction") + 1])
     assert end_of_exploration * int(words[words.index("--total-timesteps") + 1]) == pytest.approx(1000)
-    assert "--learning-starts" not in speed_files.command("ppo", True, []) and "--cuda" in speed_files.command(
-        "ppo", True, []
-    )
+    words = speed_files.command("ppo", True, [])
+    assert "--learning-starts" not in words and "--cuda" in words
     assert "torch.distributed.run" in speed_files.command("ppo_atari_multigpu", True, [])
 
 
